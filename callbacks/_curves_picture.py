@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.pictures.curves import Curve
+from runner.pictures.curves import LoggedCurve
 from runner.pictures.figure import COLORS, add_legend, make_figure, scale, shorten, style
 
 MAX_CURVES = 8  # in a panel; a longer legend would cover the curves
@@ -17,7 +17,7 @@ SMOOTHED = 60  # a curve of the training loss with more points than this is smoo
 RATE = "learning rate"
 
 
-def panels(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
+def panels(curves: Mapping[str, LoggedCurve]) -> dict[str, list[str]]:
     """Return the keys of each panel by its title: losses first, metrics by name, learning rates last."""
     all_panels: dict[str, list[str]] = {}
     for key in sorted(curves, key=lambda key: (_kind(key), key.count("/"))):  # keys of single classes last
@@ -29,7 +29,7 @@ def panels(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
     return {title: keys[:MAX_CURVES] for title, keys in (*results[: MAX_PANELS - len(rates)], *rates.items())}
 
 
-def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None, left_out: int = 0) -> Any:
+def draw(curves: Mapping[str, LoggedCurve], title: str, batches_per_epoch: int | None, left_out: int = 0) -> Any:
     """Return a matplotlib figure of the curves of a run.
 
     If the number of batches per epoch is known, a second axis counts epochs. The title says how many curves are not
@@ -62,7 +62,7 @@ def _kind(key: str) -> int:
     return ("loss", "metrics").index(key.split("/")[0]) if key.startswith(("loss/", "metrics/")) else 2
 
 
-def _label(key: str, curve: Curve) -> str:
+def _label(key: str, curve: LoggedCurve) -> str:
     """Return the legend label of a curve: its name, its smoothing, and the first batch at which it was not finite."""
     kind, _, name = key.partition("/")
     if kind == "metrics":
@@ -81,7 +81,7 @@ def _label(key: str, curve: Curve) -> str:
     return ",\n".join(texts)
 
 
-def _plot(axes: Any, key: str, curve: Curve, color: str) -> Any:
+def _plot(axes: Any, key: str, curve: LoggedCurve, color: str) -> Any:
     """Draw a curve and return its line. A long curve of the training loss is drawn faint, under its smoothed line."""
     width = _window(key, curve)
     if width:
@@ -96,7 +96,7 @@ def _plot(axes: Any, key: str, curve: Curve, color: str) -> Any:
     return line
 
 
-def _window(key: str, curve: Curve) -> int:
+def _window(key: str, curve: LoggedCurve) -> int:
     """Return the number of points over which a curve is smoothed, odd; 0 for no smoothing."""
     points = len(curve.values)
     return 2 * (points // 60) + 1 if key.startswith("loss/train") and points > SMOOTHED else 0

@@ -16,7 +16,7 @@ log = logging.getLogger("runner")
 INTERRUPTED_TIMEOUT = 2.0  # seconds; a user who interrupts a run wants the process to end
 
 
-class Session:
+class WandbSession:
     """A queue of wandb tasks of a run, executed in order once `begin` is called. The first failure gives a warning.
 
     Args:

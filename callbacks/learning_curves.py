@@ -13,7 +13,7 @@ from runner.callbacks._rates import copy_rates, make_keys
 from runner.failures.errors import wrong_argument
 from runner.files.values import InnerPath
 from runner.files.whole import write_atomically
-from runner.pictures.curves import Curve, write_curves
+from runner.pictures.curves import LoggedCurve, write_curves
 from runner.pictures.figure import render
 from runner.terminal.console import in_notebook, show_in_cell
 
@@ -46,16 +46,16 @@ class LearningCurves(LoggerDestination):
         if "/" in filename or not filename.endswith((".png", ".svg", ".pdf")):
             raise wrong_argument("filename", filename, "must be the name of a file that ends in .png, .svg or .pdf")
         self.filename = filename
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[str, LoggedCurve] = {}
         self._ignored: set[str] = set()  # keys that are not drawn
         self._left_out = 0  # number of those for which the picture has no room
-        self._rates: dict[str, Curve] = {}  # learning rates by key
+        self._rates: dict[str, LoggedCurve] = {}  # learning rates by key
         self._unread: list[tuple[int, dict[str, Any]]] = []  # batches, and rates that may still be on a GPU
         self._next_rates = 0  # the next batch whose rates are drawn
         self._logger: Logger | None = None
 
     @property
-    def curves(self) -> dict[str, Curve]:
+    def curves(self) -> dict[str, LoggedCurve]:
         """The losses, metrics and learning rates by key, as they were at the last checkpoint or the end."""
         return self._curves | self._rates
 
@@ -87,7 +87,7 @@ class LearningCurves(LoggerDestination):
 
     def _add_curve(self, key: str) -> bool:
         """Add a curve and return whether it fits in the picture. Curves that sort after it may be dropped for it."""
-        self._curves[key] = Curve()
+        self._curves[key] = LoggedCurve()
         drawn = {name for names in panels(self._curves).values() for name in names}
         for name in self._curves.keys() - drawn:
             del self._curves[name]
@@ -107,7 +107,7 @@ class LearningCurves(LoggerDestination):
             if state.timestamp.batch >= MIN_BATCHES:
                 self._draw(curves, state, logger)
 
-    def _draw(self, curves: Mapping[str, Curve], state: State, logger: Logger) -> None:
+    def _draw(self, curves: Mapping[str, LoggedCurve], state: State, logger: Logger) -> None:
         path = state.run_dir / self.filename
         now = state.timestamp
         length = state.train_dataloader_len or 0
@@ -136,7 +136,7 @@ class LearningCurves(LoggerDestination):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         start = 0
         for key, (count, whole, stride) in state["curves"].items():
-            curve = (self._rates if key.startswith(RATES) else self._curves)[key] = Curve()
+            curve = (self._rates if key.startswith(RATES) else self._curves)[key] = LoggedCurve()
             curve.restore(state["points"][start : start + count].tolist(), whole, stride)
             start += count
 
@@ -148,7 +148,7 @@ class LearningCurves(LoggerDestination):
     def _read_rates(self) -> None:
         for batch, rates in self._unread:
             for key, rate in rates.items():
-                curve = self._rates.setdefault(key, Curve())
+                curve = self._rates.setdefault(key, LoggedCurve())
                 if curve.steps[-1:] != array("d", [batch]):
                     curve.add(batch, float(rate))  # the intended host-device sync, at checkpoints and the end
         self._unread.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.callbacks._wandb_session import Session
+from runner.callbacks._wandb_session import WandbSession
 from runner.failures.checks import check_list, check_number, check_one_of
 from runner.failures.exits import is_expected_exit
 from runner.files.addresses import hidden_everywhere
@@ -65,7 +65,7 @@ class WandBLogger(LoggerDestination):
         self._options = {"name": name, "entity": entity, "group": group, "tags": [*tags]}
         self.close_timeout = close_timeout
         self.run_id = uuid.uuid4().hex[:12]
-        self._session = Session(self.mode, close_timeout)
+        self._session = WandbSession(self.mode, close_timeout)
         self._run: dict[str, Any] = {}  # arguments of wandb.init
         self._folder = ""
 

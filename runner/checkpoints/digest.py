@@ -120,7 +120,7 @@ def _to_line(entry: Mapping[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-class Comparison(NamedTuple):
+class DigestComparison(NamedTuple):
     """How far two runs agree, on the batches for which both have digests."""
 
     agreed: int
@@ -131,7 +131,7 @@ class Comparison(NamedTuple):
     """The parts (see `PARTS`) that differ after that batch; empty if nothing differs."""
 
 
-def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS) -> Comparison:
+def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS) -> DigestComparison:
     """Return the batch and the parts in which two runs first differ, or the batch up to which they agree.
 
     Each run is given as its folder or its file of digests. On different numbers of ranks, runs can only agree in
@@ -149,6 +149,6 @@ def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS)
     for entry_a, entry_b in pairs:
         differing = tuple(part for part in parts if entry_a.get(part) != entry_b.get(part))
         if differing:
-            return Comparison(agreed, entry_a["batch"], differing)
+            return DigestComparison(agreed, entry_a["batch"], differing)
         agreed = entry_a["batch"]
-    return Comparison(agreed, None, ())
+    return DigestComparison(agreed, None, ())

@@ -16,7 +16,7 @@ FILE = "learning_curves.csv"
 MAX_POINTS = 1024  # more than a screen has columns
 
 
-class Curve:
+class LoggedCurve:
     """The points of one key. When there are too many, neighbors are averaged, so that memory stays bounded.
 
     Attributes:
@@ -65,7 +65,7 @@ class Curve:
         self.stride = stride
 
 
-def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
+def write_curves(folder: Path, curves: Mapping[str, LoggedCurve]) -> None:
     """Write curves to `learning_curves.csv` in a run's folder, with a row for each point.
 
     Raises:
@@ -80,14 +80,14 @@ def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
     write_atomically(folder / FILE, text.getvalue())
 
 
-def read_curve(folder: Path, key: str) -> Curve:
+def read_curve(folder: Path, key: str) -> LoggedCurve:
     """Return a curve from a run's folder, without values that are not finite; it is empty if it was not written."""
-    curve = Curve()
+    curve = LoggedCurve()
     try:
         with (folder / FILE).open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row["key"] == csv_cell(key) and math.isfinite(value := float(row["value"])):
                     curve.add(float(row["batch"]), value)
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
-        return Curve()
+        return LoggedCurve()
     return curve

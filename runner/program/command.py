@@ -29,7 +29,7 @@ from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.files.addresses import without_credentials
 from runner.history.rerun import with_saved_arguments
 from runner.history.saved_run import SavedRun, find_saved_run, with_latest
-from runner.program.job import Task, follow
+from runner.program.job import HydraTask, follow
 from runner.records import folder as run_folder
 from runner.records.result import error_of_failure
 from runner.sweeps import sweep
@@ -107,7 +107,7 @@ def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
 
 def compose_and_run(command: Command, saved: SavedRun | None) -> int:
     """Let Hydra compose one job or many, run each on all ranks, and return the exit code."""
-    task = Task(command, saved)
+    task = HydraTask(command, saved)
     if command.verb == VERB:
         from runner.sweeps.decide.sweeper import register
 

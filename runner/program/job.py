@@ -62,7 +62,7 @@ run_folder.register_resolver()
 sweep.register_resolver()
 
 
-class Task:
+class HydraTask:
     """The function that Hydra calls for each job, in whichever process the launcher runs the job.
 
     The error of a single run is stored in `error` rather than raised, because Hydra would print it in its own way.

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from runner.pictures.curves import Curve
+from runner.pictures.curves import LoggedCurve
 from runner.pictures.figure import COLORS, GRAY, add_legend, is_logarithmic, make_figure, scale, shorten, style
 from runner.sweeps.names import short_names, show_value
 from runner.sweeps.objectives import draw_front, draw_importances
@@ -29,7 +29,7 @@ BEST = "#d1495b"
 def draw(
     settings: Sequence[Setting],
     objective: str,
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, LoggedCurve],
     objectives: Mapping[str, bool] = MappingProxyType({}),
     importances: Mapping[str, float] = MappingProxyType({}),
 ) -> Any:
@@ -75,7 +75,7 @@ def color_of(rank: int) -> str:
     return COLORS[rank] if rank < len(COLORS) else GRAY
 
 
-def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> None:
+def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves: Mapping[str, LoggedCurve]) -> None:
     """Draw the objective over batches: each setting's mean over its runs, with a band of one standard deviation."""
     import numpy as np
     from matplotlib.ticker import MaxNLocator
@@ -111,7 +111,7 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
     scale(axes, "y", heights)
 
 
-def _on_grid(curves: Sequence[Curve]) -> tuple[Any, Any]:
+def _on_grid(curves: Sequence[LoggedCurve]) -> tuple[Any, Any]:
     """Return the batches `(P,)` of the range that curves share, and the values of each curve at these, `(C, P)`."""
     import numpy as np
 

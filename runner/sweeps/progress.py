@@ -29,7 +29,7 @@ INTERVAL = 0.5  # seconds between two checks of the sweep's folder
 WIDEST = 48  # columns for the swept values
 
 
-class Progress:
+class SweepProgress:
     """Watches the folder of a sweep, and prints a line for each job that ends: the only output while jobs run.
 
     It watches on a thread of the process that leads the sweep, so it works the same for all launchers. On a terminal,

@@ -47,7 +47,7 @@ from runner.sweeps.job_loader import JobLoader
 from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import common_name, own_overrides, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, planned_overrides, typed_overrides
-from runner.sweeps.progress import Progress
+from runner.sweeps.progress import SweepProgress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Sweep:
     destinations: list[LoggerDestination] = field(default_factory=list)
     stopped_by: int = 0
     handlers: dict[int, Any] = field(default_factory=dict)
-    progress: Progress | None = None
+    progress: SweepProgress | None = None
     contest: Contest | None = None
     is_ladder: bool = False
     passed: set[str] = field(default_factory=set)
@@ -232,7 +232,9 @@ def begin(config: DictConfig) -> None:
         current.destinations = build.make_destinations(jobs[0].callbacks)
         for destination in current.destinations:
             destination.log_sweep(SweepSummary(folder, current.id, current.name, "RUNNING"))
-        current.progress = Progress(current, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
+        current.progress = SweepProgress(
+            current, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total
+        )
         current.progress.start()
     _catch_signals(current)
 

@@ -73,7 +73,7 @@ class CompletedKill:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RunPace:
     """The pace of a run that was not killed.
 
     Attributes:
@@ -100,7 +100,7 @@ class Pace:
         return later[0] - earlier[-1] if earlier and later else 0.0
 
 
-def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKill]:
+def plan_kills(number: int, seed: int, pace: RunPace, ranks: int) -> list[PlannedKill]:
     """Return kills at random moments of a run, in the order of their batches.
 
     Four or more kills cover all kinds of moments; the first kind is inside a save.
@@ -116,7 +116,7 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
     return [PlannedKill(*fields) for fields in zip(moments, batches, fractions, ranks_drawn, strict=True)]
 
 
-class Session:
+class TrainingProcess:
     """A command that trains a run in a separate process, which is killed when this process exits.
 
     Its output is appended to `log`. After `patience` seconds without a new batch the run counts as hung.
@@ -141,7 +141,7 @@ class Session:
                 start_new_session=True,  # so that Ctrl-C does not reach it
             )
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> TrainingProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -166,7 +166,7 @@ class Session:
             yield batch
             time.sleep(pause)
 
-    def finish(self) -> Pace:
+    def finish(self) -> RunPace:
         """Wait until the process exits on its own, and return the pace of the run.
 
         Raises:
@@ -178,9 +178,9 @@ class Session:
                 seen.append((batch, time.monotonic() - self.started))
         digests = read_digests(self.run_dir) if (self.run_dir / DIGESTS).exists() else []
         ends = [line["batch"] for line, after in itertools.pairwise(digests) if after["epoch"] > line["epoch"]]
-        return Pace(len(digests), ends, time.monotonic() - self.started, seen)
+        return RunPace(len(digests), ends, time.monotonic() - self.started, seen)
 
-    def kill_at(self, kill: PlannedKill, pace: Pace, resumed_from: int) -> CompletedKill | None:
+    def kill_at(self, kill: PlannedKill, pace: RunPace, resumed_from: int) -> CompletedKill | None:
         """Kill a process of the run at a planned moment; return the completed kill, or None if the run ended first.
 
         Raises:

@@ -35,7 +35,7 @@ from runner.records.write import write_record
 from runner.terminal.answer import set_fields
 from runner.terminal.commands import quoted
 from runner.terminal.console import print_block, show_path
-from runner.trials.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
+from runner.trials.kills import IN_SAVE, CompletedKill, RunPace, TrainingProcess, plan_kills
 from runner.verbs.compare import difference
 
 FILE = "prove.json"
@@ -169,14 +169,14 @@ class Proof:
         """Remove all files of the proof."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _train(self, name: str) -> Pace:
+    def _train(self, name: str) -> RunPace:
         """Train a run from its latest checkpoint to its end, and return its pace."""
         with self._session(name) as session:
             pace = session.finish()
         self._check_end(session, name)
         return pace
 
-    def _train_killed(self, pace: Pace) -> None:
+    def _train_killed(self, pace: RunPace) -> None:
         """Train a run that is killed and resumed until no kills are left or it has ended."""
         run = self.folder / KILLED
         resumed_from = 0
@@ -218,7 +218,7 @@ class Proof:
             reason += ". Three or more ranks need trainer.deterministic=true"
         return Verdict("different", reason)
 
-    def _session(self, name: str) -> Session:
+    def _session(self, name: str) -> TrainingProcess:
         """Start a run, or resume it if it has started."""
         run = self.folder / name
         verb, source = ("resume", run) if Record(run).exists else ("rerun", self.folder / "experiment")
@@ -226,9 +226,9 @@ class Proof:
         arguments += [f"--allow-targets={','.join(self.asked['allow_targets'])}"]
         arguments += ["--allow-divergence"]  # diverged runs can be equal too
         arguments += ["--allow-addresses=*"]  # it is this user's own experiment, whether it is signed or not
-        return Session(arguments, run, self._log(name), self.asked["patience"])
+        return TrainingProcess(arguments, run, self._log(name), self.asked["patience"])
 
-    def _check_end(self, session: Session, name: str) -> None:
+    def _check_end(self, session: TrainingProcess, name: str) -> None:
         """Check that a session ended without an error.
 
         Raises:

@@ -229,7 +229,7 @@ def test_files_are_compared_without_torch(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
-    assert done.stdout == "Comparison(agreed=1, batch=None, parts=()) False\n"
+    assert done.stdout == "DigestComparison(agreed=1, batch=None, parts=()) False\n"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn, torch.bfloat16, torch.complex64])

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from sweep_results import GRID, result, sweep
 
-from runner.pictures.curves import Curve
+from runner.pictures.curves import LoggedCurve
 from runner.pictures.figure import COLORS, GRAY, render
 from runner.records.result import Result
 from runner.sweeps.plot import draw
 from runner.sweeps.settings import group_jobs, rank_jobs
 
 
-def picture(results: Sequence[Result], curves: dict[str, Curve] | None = None) -> list[Any]:
+def picture(results: Sequence[Result], curves: dict[str, LoggedCurve] | None = None) -> list[Any]:
     """The axes of the figure, which is rendered too."""
     figure = draw(group_jobs(rank_jobs(results, sweep())), "eval/acc", curves or {})
     assert render(figure, "svg").startswith(b"<?xml")
@@ -28,8 +28,8 @@ def legend(axes: Any) -> list[str]:
     return [one.get_text() for one in axes.get_legend().get_texts()]
 
 
-def curve(*values: float, every: int = 10) -> Curve:
-    made = Curve()
+def curve(*values: float, every: int = 10) -> LoggedCurve:
+    made = LoggedCurve()
     for place, value in enumerate(values, start=1):
         made.add(place * every, value)
     return made

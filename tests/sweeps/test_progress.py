@@ -13,7 +13,7 @@ from python_process import wait_until
 
 from runner.records.result import Result
 from runner.records.sweep_jobs import claim
-from runner.sweeps.progress import INTERVAL, Progress
+from runner.sweeps.progress import INTERVAL, SweepProgress
 from runner.sweeps.sweep import Sweep
 
 PLANNED = [[f"lr={lr}", f"seed={seed}"] for lr in (0.01, 0.3) for seed in (0, 1)]
@@ -39,7 +39,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_each_job_that_ends_is_a_line(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
-    progress = Progress(sweep, PLANNED, 4)
+    progress = SweepProgress(sweep, PLANNED, 4)
     progress.start()
     leave(sweep, "a", PLANNED[0], "RUNNING")
     progress._check()
@@ -67,7 +67,7 @@ def test_what_an_earlier_command_finished_is_skipped_and_what_it_left_is_awaited
 ):
     leave(sweep, "a", PLANNED[0])
     leave(sweep, "b", PLANNED[1], "FAILED", error={"message": "RuntimeError: before"})
-    progress = Progress(sweep, PLANNED, 4)
+    progress = SweepProgress(sweep, PLANNED, 4)
     progress.start()
     progress._check()
     lines = printed(capsys)
@@ -81,7 +81,7 @@ def test_what_an_earlier_command_finished_is_skipped_and_what_it_left_is_awaited
 
 
 def test_jobs_at_the_same_time_share_what_is_left(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
-    progress = Progress(sweep, PLANNED, 4)
+    progress = SweepProgress(sweep, PLANNED, 4)
     progress.start()
     leave(sweep, "a", PLANNED[0], "RUNNING")
     leave(sweep, "b", PLANNED[1], "RUNNING")
@@ -92,7 +92,7 @@ def test_jobs_at_the_same_time_share_what_is_left(sweep: Sweep, capsys: pytest.C
 
 
 def test_a_job_that_follows_at_once_is_not_a_second_one_at_a_time(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
-    progress = Progress(sweep, PLANNED, 4)
+    progress = SweepProgress(sweep, PLANNED, 4)
     progress.start()
     leave(sweep, "a", PLANNED[0], "RUNNING")
     progress._check()
@@ -103,7 +103,7 @@ def test_a_job_that_follows_at_once_is_not_a_second_one_at_a_time(sweep: Sweep, 
 
 
 def test_a_loss_is_named_and_a_search_without_an_end_counts(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
-    progress = Progress(sweep, [["lr=0.001"]], None)
+    progress = SweepProgress(sweep, [["lr=0.001"]], None)
     progress.start()
     leave(sweep, "a", ["lr=0.00012345678"], objective=0.2134567, objective_name="eval/loss")
     progress.stop()
@@ -120,7 +120,7 @@ def test_a_terminal_has_no_line_that_wraps_and_a_last_line_that_goes(
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stdout", terminal)
-        progress = Progress(sweep, PLANNED, 4)
+        progress = SweepProgress(sweep, PLANNED, 4)
         progress.start()
         leave(sweep, "a", PLANNED[0], "RUNNING")
         (sweep.folder / "a" / "console.log").write_text("epoch 1/3\nepoch 2/3  |  train loss 0.5\n")
@@ -139,7 +139,7 @@ def test_a_terminal_has_no_line_that_wraps_and_a_last_line_that_goes(
 
 
 def test_the_folder_is_watched_by_a_thread(sweep: Sweep, capsys: pytest.CaptureFixture[str]):
-    progress = Progress(sweep, PLANNED, 4)
+    progress = SweepProgress(sweep, PLANNED, 4)
     progress.start()
     leave(sweep, "a", PLANNED[0])
     wait_until(lambda: bool(progress._ended))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sweep_results import result, sweep
 
-from runner.pictures.curves import Curve, write_curves
+from runner.pictures.curves import LoggedCurve, write_curves
 from runner.records.result import Result
 from runner.sweeps.report import curve_key, write_report
 from runner.sweeps.settings import group_jobs, rank_jobs, tabulate_jobs, tabulate_settings
@@ -54,10 +54,10 @@ def test_the_report_has_the_picture_and_both_tables_and_loads_nothing(tmp_path: 
     results = [result(value, f"lr={lr}", f"seed={seed}") for lr, seed, value in ((1, 0, 0.5), (1, 1, 0.7), (2, 0, 0.9))]
     results.append(result(None, "lr=3", "seed=0", status="FAILED"))
     for one in results[:3]:
-        curve = Curve()
+        curve = LoggedCurve()
         for batch in (10, 20):
             curve.add(batch, 0.1)
-        write_curves(tmp_path / one.name, {"metrics/eval/acc": curve, "loss/eval/total": Curve()})
+        write_curves(tmp_path / one.name, {"metrics/eval/acc": curve, "loss/eval/total": LoggedCurve()})
     page = report(tmp_path, results)
     assert page.elements.count("svg") == 1 and page.elements.count("table") == 2
     assert page.cells[:5] == ["2", "0.9", "", "1", "1.23"]

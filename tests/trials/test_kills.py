@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.trials.kills import EPOCH_END, IN_SAVE, MOMENTS, START, TRAINING, Pace, Session, plan_kills
+from runner.trials.kills import EPOCH_END, IN_SAVE, MOMENTS, START, TRAINING, RunPace, TrainingProcess, plan_kills
 
 
 def test_kills_are_drawn_from_the_seed_all_over_the_run():
-    pace = Pace(batches=40, epoch_ends=[19, 38], seconds=2.0, seen=[(1, 1.0), (3, 1.25), (4, 2.0)])
+    pace = RunPace(batches=40, epoch_ends=[19, 38], seconds=2.0, seen=[(1, 1.0), (3, 1.25), (4, 2.0)])
     plans = [plan_kills(8, seed, pace, ranks=2) for seed in range(20)]
     assert plan_kills(8, 3, pace, ranks=2) == plans[3] and len({*map(tuple, plans)}) == 20
     for plan in plans:
@@ -22,13 +22,13 @@ def test_kills_are_drawn_from_the_seed_all_over_the_run():
     assert {one.rank for plan in plans for one in plan if one.moment in (EPOCH_END, TRAINING)} == {0, 1}
     assert {one.batch for plan in plans for one in plan} >= {*range(2, 33)}
     assert [one.moment for one in plan_kills(1, 5, pace, ranks=1)] == [IN_SAVE]
-    assert [one.batch for one in plan_kills(2, 0, Pace(1, [], 1.0, []), ranks=1)] == [1, 1]
+    assert [one.batch for one in plan_kills(2, 0, RunPace(1, [], 1.0, []), ranks=1)] == [1, 1]
     assert (pace.startup, pace.pause_after(1), pace.pause_after(2), pace.pause_after(4)) == (1.0, 0.25, 0.25, 0.0)
 
 
 def test_a_run_that_hangs_is_not_waited_for(tmp_path: Path):
     endless = ["callbacks=none", "trainer.max_duration=1000000ep", f"hydra.run.dir={tmp_path / 'run'}"]
-    with Session(endless, tmp_path, tmp_path / "log", patience=0.2) as session:
+    with TrainingProcess(endless, tmp_path, tmp_path / "log", patience=0.2) as session:
         with pytest.raises(TimeoutError, match=r"no batch for 0.2 s after batch 0: the run hangs"):
             session.finish()
         assert session.process.poll() is None

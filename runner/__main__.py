@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def command() -> NoReturn:
-    """Run the command line and end the process, or begin again where that was asked for."""
+    """Run the command line and end the process, or begin again if a restart was requested."""
     restarts.save_start()
     wait_briefly()
     grow_segments()

@@ -1,4 +1,4 @@
-"""What the tests share: an environment of their own, free ports, the application and ranks as bounded processes."""
+"""Shared by the tests: an environment of their own, free ports, the application and ranks as bounded processes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(trylast=True)  # of what `-m` and `-k` leave
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where there is none; the reason is in the summary. Under xdist, deals out the others."""
+    """Skips tests marked `gpu` without a GPU; the reason is in the summary. Under xdist, deals out the others."""
     items[:] = deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:

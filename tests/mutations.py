@@ -1,6 +1,6 @@
 """Puts faults into a copy of the product, one at a time, and says which tests catch them.
 
-    python tests/mutations.py                 # all, two at a time: a table; exit code 1 where one is not caught
+    python tests/mutations.py                 # all, two at a time: a table; exit code 1 if one is not caught
     python tests/mutations.py order uneven    # those whose names hold one of these words
 
 Each fault is first tried on the tests next to it, those of the second tier last, and if they miss it, on the whole
@@ -336,7 +336,7 @@ FAULTS = (
         "config/test_build.py",
     ),
     Fault(
-        "ddp: gradients are summed and not averaged where they are compressed",
+        "ddp: compressed gradients are summed and not averaged",
         "algorithms/ddp.py",
         ".to(dtype).div_(dist.get_world_size())",
         ".to(dtype)",
@@ -1047,7 +1047,7 @@ FAULTS = (
         "distributed/test_collectives.py",
     ),
     Fault(
-        "DDP weights: targets are declared equal where they are not",
+        "DDP weights: unequal targets are declared equal",
         "runner/distributed/shares.py",
         'getattr(state.train_dataloader, "equal_targets", False)',
         "True",
@@ -1821,7 +1821,7 @@ FAULTS = (
         "verbs/test_verify.py",
     ),
     Fault(
-        "verify: the code of then is used",
+        "verify: the recorded code is used",
         "runner/cli/verbs.py",
         """uses_run="retrain",
         on_all_ranks=True,

@@ -30,7 +30,7 @@ FUNCTIONS = (
 )
 QUICK = ("after_forward", "batch_end", "epoch_checkpoint", "fit_end", "eval_end", "init", "loss", "getitem")
 OWN = '''
-"""What a user wrote."""
+"""Code of a user."""
 from functools import partial
 
 import torch

@@ -1,4 +1,4 @@
-"""What is read of config files without composing them."""
+"""Config files are read without composing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was typed, as a command: its verb, words, options, and the overrides for Hydra."""
+"""Parsing of a typed command: its verb, words, options, and the overrides for Hydra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the text of a key stands for, and that paths and addresses need no second pair of quotes."""
+"""Meanings of the texts of keys; paths and addresses need no second pair of quotes."""
 
 from __future__ import annotations
 

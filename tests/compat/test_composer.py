@@ -41,7 +41,7 @@ def make_trainer(*given: Any, **arguments: Any) -> Trainer:
 
 
 class Fitted:
-    """What a fit left behind."""
+    """The results of a fit."""
 
     def __init__(self, *given: Any, **arguments: Any) -> None:
         self.memory = InMemoryLogger()

@@ -31,7 +31,7 @@ def no_hydra_is_left() -> Iterator[None]:
 
 
 def explained(*overrides: str) -> str:
-    """What is said of a command that does not compose."""
+    """Return the message about a command that does not compose."""
     with pytest.raises(CONFIG_ERRORS) as raised, initialized(CONF):
         config = compose("config", list(overrides))
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)

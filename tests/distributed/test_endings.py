@@ -1,4 +1,4 @@
-"""What a signal does to a job, even if the process waits inside torch and runs no handler."""
+"""Effects of signals on a job, even if the process waits inside torch and runs no handler."""
 
 from __future__ import annotations
 

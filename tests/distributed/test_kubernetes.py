@@ -24,4 +24,4 @@ def test_the_manifest_is_a_train_job(known: Any):
     manifest = yaml.safe_load(text)
     assert known(manifest) == manifest
     misspelt = {**manifest, "spec": {**manifest["spec"], "trainr": {}}}
-    assert known(misspelt) == manifest, "a key that is none would be missed"
+    assert known(misspelt) == manifest, "a misspelled key went unnoticed"

@@ -1,4 +1,4 @@
-"""What a job of Slurm is told by its environment, and what it remembers; `test_slurm_cluster.py` has a real Slurm."""
+"""The environment of a Slurm job, and its memory of earlier attempts; `test_slurm_cluster.py` has a real Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about a failure is data on the exception, wherever the exception goes."""
+"""Facts about a failure are data on the exception, wherever the exception goes."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     assert arguments_of(run) == [f"--config-dir={conf}", *MADE, LONGER]
     assert name_of(run) == "10-00-00-mine-digits-2000-01-01"
     run_here("rerun", str(run), "experiment=digits_plain", "hydra.run.dir=other", code=0)
-    assert "experiment=mine" not in arguments_of(tmp_path / "other"), "another was typed in its place"
+    assert "experiment=mine" not in arguments_of(tmp_path / "other"), "another was typed instead"
 
     aside.rename(conf)
     longer = run_here("resume", str(run), "trainer.max_duration=4ep", code=0)

@@ -1,4 +1,4 @@
-"""What a user chooses beyond the defaults: classes, configs and packages of one's own, less, or other ones."""
+"""Choices beyond the defaults: classes, configs and packages of one's own, less, or other ones."""
 
 from __future__ import annotations
 

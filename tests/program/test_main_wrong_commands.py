@@ -1,4 +1,4 @@
-"""Wrong commands: each is one message that shows the fault and what to write in its place, and leaves nothing."""
+"""Wrong commands: each is one message that shows the fault and what to write instead, and leaves nothing."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def check(typed: list[str], folder: Path) -> None:
-    """Do what a command does before it trains, but without a process and without data."""
+    """Take the steps of a command before it trains, without a process and without data."""
     try:
         command = parse(typed)
     except ValueError as error:

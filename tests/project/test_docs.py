@@ -59,7 +59,7 @@ EXTRAS = {
 
 
 class Step(NamedTuple):
-    """What a reader does: write a file, or run a command or a program."""
+    """A step of a reader: write a file, or run a command or a program."""
 
     kind: str
     """`file`, `program` or `command`."""
@@ -69,7 +69,7 @@ class Step(NamedTuple):
 
 
 def steps(page: str) -> Iterator[Step]:
-    """What a page asks for, in its order."""
+    """The steps of a page, in its order."""
     blocks = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
     for language, title, text in blocks.findall(page):
         if title:
@@ -114,7 +114,7 @@ class Said(NamedTuple):
 
 
 def run(command: str, run_here: Any, length: str, records: bool) -> Said:
-    """Run a command line in the working directory: in this process where it starts no ranks or jobs."""
+    """Run a command line in the working directory: in this process if it starts no ranks or jobs."""
     words = shlex.split(command, comments=True)
     given = dict(one.split("=", 1) for one in words if re.match(r"[A-Z_]+=", one))
     words = [one for one in words if not re.match(r"[A-Z_]+=", one)]

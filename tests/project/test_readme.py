@@ -1,4 +1,4 @@
-"""What the README and docs/ show is right: commands, links and tables."""
+"""The commands, links and tables of the README and docs/ are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read back from tensors on the training thread, against the same training written by hand.
+"""Values read back from tensors on the training thread, against the same training written by hand.
 
 Two of torch's modes, those of `benchmarks/operations.py`, see every operation and every method called in this thread:
 reading a value, copying from a device, and whatever has a result of a size that depends on values. The logger's thread
@@ -82,7 +82,7 @@ def batches() -> Any:
 
 
 def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Counter[str]:
-    """What a plain loop reads: forward, loss, backward, step, an accuracy."""
+    """The values that a plain loop reads: forward, loss, backward, step, an accuracy."""
     module = make_module()
     optimizer = make_optimizer(module.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 48)
@@ -106,7 +106,7 @@ def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Cou
 
 
 def with_trainer(make_optimizer: Any, run_dir: Path, **arguments: Any) -> Counter[str]:
-    """What the Trainer reads."""
+    """The values that the Trainer reads."""
     watch = make_watch()
     with Trainer(
         **{

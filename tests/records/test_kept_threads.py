@@ -1,4 +1,4 @@
-"""A resumed run computes with the CPU threads that it had, and says so where it cannot."""
+"""A resumed run computes with the CPU threads that it had, and says so if it cannot."""
 
 from __future__ import annotations
 

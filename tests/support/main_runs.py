@@ -10,7 +10,7 @@ import stores
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")  # 6 batches
 
 OWN = '''
-"""What a user wrote."""
+"""Code of a user."""
 import resource
 
 from torch import nn

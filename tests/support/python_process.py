@@ -188,7 +188,7 @@ class _Server:
         with FileLock(f"{address}.lock"):
             try:
                 self.requests.connect(address)
-            except OSError:  # there is none, or none any more
+            except OSError:  # it does not exist, or has ended
                 Path(address).unlink(missing_ok=True)
                 self._start(address)
                 self.requests.connect(address)

@@ -182,7 +182,7 @@ class Lengthless:
 
 
 def refusals() -> dict[str, str | None]:
-    """What is said about loaders that are not this project's on several ranks; None where they are taken."""
+    """The message about loaders of others on several ranks; None if they are accepted."""
     data = TensorDataset(*class_data(12))
     odd = TensorDataset(*class_data(13))
     unsharded = BatchSampler(SequentialSampler(data), 2, drop_last=False)

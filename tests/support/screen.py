@@ -1,4 +1,4 @@
-"""What is on a terminal after a program has written to it, and a program that runs on one."""
+"""The screen of a terminal after a program has written to it, and a program that runs on one."""
 
 from __future__ import annotations
 

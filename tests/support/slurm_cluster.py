@@ -88,7 +88,7 @@ class Cluster:
                 one.kill()
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm prints; empty if it fails."""
+        """The output of a Slurm command; empty if it fails."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
         return done.stdout if done.returncode == 0 else ""
 

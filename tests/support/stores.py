@@ -25,7 +25,7 @@ def change(database: Path, sql: str, *values: object) -> None:
 
 
 def count_tables(database: Path) -> int:
-    """How many tables there are; 0 where there is no database, or one that is being written or renamed."""
+    """The number of tables; 0 if there is no database, or one that is being written or renamed."""
     try:
         with contextlib.closing(sqlite3.connect(read_only(database), uri=True)) as store:
             return store.execute("select count(*) from sqlite_master where type = 'table'").fetchone()[0]
@@ -34,5 +34,5 @@ def count_tables(database: Path) -> int:
 
 
 def read_only(database: Path) -> str:
-    """Its address for sqlite3, which would otherwise make an empty file where there is none."""
+    """Its address for sqlite3, which would otherwise create an empty file if the database is missing."""
     return f"{database.resolve().as_uri()}?mode=ro"

@@ -1,4 +1,4 @@
-"""What the tests cost: wall time, CPU time of all processes, and a warning where the first tier takes too long."""
+"""The cost of the tests: wall time, CPU time of all processes, and a warning if the first tier takes too long."""
 
 from __future__ import annotations
 

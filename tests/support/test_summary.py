@@ -1,4 +1,4 @@
-"""What the last lines of a test run say of its costs."""
+"""The last lines of a test run show its cost."""
 
 from __future__ import annotations
 

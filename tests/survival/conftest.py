@@ -39,7 +39,7 @@ class Session(NamedTuple):
     log: Path
 
     def wait(self, deadline: float) -> int:
-        """Its exit code, negative for a signal; the test fails where it does not end before the deadline."""
+        """Its exit code, negative for a signal; the test fails if it does not end before the deadline."""
         try:
             return self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -95,7 +95,7 @@ class Sessions:
     def run(
         self, function: Callable[..., None], *, ends: int | Sequence[int] = 0, ranks: int = 1, **arguments: Any
     ) -> None:
-        """Call `function(**arguments)` in a process, or on ranks; the test fails where one ends in another way.
+        """Call `function(**arguments)` in a process, or on ranks; the test fails if one ends in another way.
 
         `ends` is the exit code of all, or of each rank.
         """

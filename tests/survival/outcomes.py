@@ -1,4 +1,4 @@
-"""What a run left in its folder, to be compared with what another left."""
+"""The files that a run left in its folder, to compare with another run's."""
 
 from __future__ import annotations
 

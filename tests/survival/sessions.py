@@ -1,4 +1,4 @@
-"""What a session of training does, in a process of its own that may be killed at any moment."""
+"""A session of training, in a process of its own that may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def make_trainer(
 
 
 def newest(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint of a run, None where there is none."""
+    """The newest complete checkpoint of a run; None if it has no checkpoint."""
     try:
         return find_checkpoint(run_dir)
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def fit(run_dir: Path, kill: dict[str, Any] | None = None, **arguments: Any) -> 
 
 
 def train_config(run_dir: Path, overrides: list[str]) -> None:
-    """Train what `conf/` and overrides describe, from the folder's checkpoint on where there is one."""
+    """Train what `conf/` and overrides describe, from the folder's checkpoint on, if it has one."""
     os.chdir(run_dir.parent)
     warnings.simplefilter("ignore")  # of libraries that some hooks use
     with initialized(CONF):

@@ -58,7 +58,7 @@ def assert_sound(run: Path, most_lost: int) -> bool:
 
 @pytest.mark.parametrize("kills", one_in(2, [8, 100]))
 def test_kills_during_saves_lose_an_interval_at_most(sessions: Any, tmp_path: Path, kills: int):
-    """Each session goes on where the one before was killed, at a random moment; it fails where it finds leftovers."""
+    """Each session goes on where the one before was killed, at a random moment; it fails if it finds leftovers."""
     # In the background one is being written while the batch after it is trained.
     most_lost = {tmp_path / "run": 1, tmp_path / "asynchronous": 2}
     for run in (*most_lost, tmp_path / "whole"):

@@ -1,4 +1,4 @@
-"""What a sweep leaves for people and programs when it ends."""
+"""The summary that a sweep leaves for people and programs when it ends."""
 
 from __future__ import annotations
 

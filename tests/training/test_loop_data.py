@@ -1,4 +1,4 @@
-"""Loaders and batches that cannot be trained on are one clear error; numbers that are none are trained on."""
+"""Loaders and batches that cannot be trained on are one clear error; NaN and infinities are trained on."""
 
 from __future__ import annotations
 

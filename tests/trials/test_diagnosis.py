@@ -1,4 +1,4 @@
-"""What a fault in training, or in an evaluation, says of the batch at which it showed."""
+"""Notes on faults in training or evaluation describe the batch at which they showed."""
 
 from __future__ import annotations
 

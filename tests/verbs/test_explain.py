@@ -93,7 +93,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runs(explained: dict[str, Any], event: Event) -> list[str]:
-    """The names of those who run at an event."""
+    """The names of the hooks that run at an event."""
     (found,) = (one for one in explained["events"] if one["event"] == event)
     return [one["name"] for one in found["runs"]]
 

@@ -26,7 +26,7 @@ BATCHES = 120  # 12 an epoch
 SMALL = ("prove", "model=mlp", "data.batch_size=100", f"--batches={BATCHES}", "hydra.run.dir=proof")
 
 OWN = '''
-"""What a user wrote."""
+"""Code of a user."""
 import os
 
 from runner import Algorithm

@@ -23,7 +23,7 @@ SAVES = "callbacks.checkpoint_saver.save_interval=4ba"
 RUN = "hydra.run.dir=run"
 
 OWN = '''
-"""What a user wrote."""
+"""Code of a user."""
 from torch import nn
 
 from runner import ClassificationModel
@@ -66,7 +66,7 @@ def indices(batch: int) -> list[int]:
 
 
 def replayed(run_here: Any, run: str, batch: int, *more: str) -> dict[str, Any]:
-    """What the replay of a batch says, as programs read it."""
+    """The JSON result of replaying a batch."""
     found = json.loads(run_here("replay", run, str(batch), "--json", *more, code=0).out)
     return found["result"]
 

@@ -1,4 +1,4 @@
-"""A run is trained again with the code of today: nothing that is equal is reported, and what differs is named."""
+"""A run is trained again with the current code: equal values are not reported, and differences are named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runner.verbs.verify import check, compare
 KEPT = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
 OWN = '''
-"""What a user wrote."""
+"""Code of a user."""
 import torch
 from torch import nn
 from torch.nn.functional import relu
@@ -97,7 +97,7 @@ MUTATIONS = {
 
 
 def verified(run_here: Any, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """What a verification says, as programs read it."""
+    """The JSON result of a verification."""
     return json.loads(run_here("verify", *arguments, "--json", code=code).out)["result"]
 
 

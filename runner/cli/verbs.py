@@ -239,7 +239,7 @@ _ROWS = (
     ),
     Verb(
         "decide",
-        says="trains settings with more and more seeds, until one is better",
+        help="trains settings with more and more seeds, until one is better",
         example="runner decide optimizer.lr=0.1,0.2 trainer.max_duration=2ep",
         group=_MANY,
         words="[SETTING...]",

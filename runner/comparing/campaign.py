@@ -91,5 +91,6 @@ class Campaign:
                 raise WrongKey("--campaign", "its file is damaged; restore it, or choose another name", str(self.path))
             comparisons = content.get("comparisons", {})
             change(comparisons)
-            write_atomically(self.path, json.dumps({"false_discovery_rate": LEVEL, "comparisons": comparisons}, indent=1))
+            written = {"false_discovery_rate": LEVEL, "comparisons": comparisons}
+            write_atomically(self.path, json.dumps(written, indent=1))
         return comparisons

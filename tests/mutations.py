@@ -1264,8 +1264,8 @@ FAULTS = (
     Fault(
         "dispatch: brackets do not nest",
         "runner/core/engine.py",
-        "kinds[0][::-1] if event.closes_bracket else kinds[0]",
-        "kinds[0]",
+        "algorithms[::-1] if event.closes_bracket else algorithms",
+        "algorithms",
         "core/test_engine.py",
     ),
     Fault(
@@ -1285,8 +1285,8 @@ FAULTS = (
     Fault(
         "dispatch: destinations come last at INIT",
         "runner/core/engine.py",
-        "ordered[::-1] if event is Event.INIT else ordered",
-        "ordered",
+        "kinds[::-1] if event is Event.INIT else kinds",
+        "kinds",
         "core/test_engine.py",
     ),
     Fault(

@@ -27,8 +27,8 @@ class Engine:
     """Calls the hooks that listen to an event, in order: algorithms, callbacks, logger destinations.
 
     The constructor builds the table of handlers once, from the methods that hooks override. An event without listeners
-    costs one lookup. At INIT the order is destinations, callbacks, algorithms, so that all of them can log. On events
-    that close a bracket, algorithms run in reverse order.
+    costs the call of an empty function. At INIT the order is destinations, callbacks, algorithms, so that all of them
+    can log. On events that close a bracket, algorithms run in reverse order.
 
     Args:
         state: the run's state, with its callbacks, and its algorithms in the order from `order_algorithms`.
@@ -108,16 +108,17 @@ class Engine:
             raise first
 
     def _make_table(self) -> dict[str, tuple[Handler, ...]]:
-        kinds = (self.state.algorithms, self.state.callbacks, self.logger.destinations)
-        handlers_of = {id(hook): _find_handlers(hook) for hook in chain(*kinds)}
-        watchers = [callback for callback in kinds[1] if overrides(callback, "wrap_handler", Callback)]
+        """Return the handlers of each event, in the order in which they run."""
+        algorithms, callbacks, destinations = self.state.algorithms, self.state.callbacks, self.logger.destinations
+        handlers_of = {id(hook): _find_handlers(hook) for hook in (*algorithms, *callbacks, *destinations)}
+        wrappers = [callback for callback in callbacks if overrides(callback, "wrap_handler", Callback)]
 
         def handlers(event: Event) -> Iterator[Handler]:
-            ordered = (kinds[0][::-1] if event.closes_bracket else kinds[0], *kinds[1:])
-            for hook in chain(*(ordered[::-1] if event is Event.INIT else ordered)):
+            kinds = (algorithms[::-1] if event.closes_bracket else algorithms, callbacks, destinations)
+            for hook in chain(*(kinds[::-1] if event is Event.INIT else kinds)):
                 if (handler := handlers_of[id(hook)].get(event)) is not None:
-                    for watcher in watchers:
-                        handler = watcher.wrap_handler(handler, hook, event)
+                    for wrapper in wrappers:
+                        handler = wrapper.wrap_handler(handler, hook, event)
                     yield handler
 
         return {event: tuple(handlers(event)) for event in Event}
@@ -139,7 +140,7 @@ class Engine:
         return fire if handlers else lambda: None
 
     def _note(self, error: BaseException, event: Event, handlers: Sequence[Handler], at: Handler | None) -> None:
-        """Add the hook that raised an exception, the event and the time to it, both as facts and as a note."""
+        """Record on an exception which hook raised it, at which event and time, as facts and as a note."""
         name = "?" if at is None else _owner(at).config_key or type(_owner(at)).__name__
         now = self.state.timestamp
         add_raiser(error, name, event, now)

@@ -59,7 +59,7 @@ class SAM(Algorithm):
 
     Raises:
         ValueError: an argument is out of range, or the model is sharded; or, when training starts, the run uses
-            amp_fp16, whose scaler does not know of the extra pass, several optimizers, a model with its own
+            amp_fp16, whose scaler cannot handle the extra pass, several optimizers, a model with its own
             `training_step`, or microbatch_size='auto'.
 
     Evidence:
@@ -91,22 +91,21 @@ class SAM(Algorithm):
         self._buffers = KeptBuffers(state.unwrapped_model)
 
     def wrap_accumulate(self, accumulate: Accumulate) -> Accumulate:
-        def climb_first(run: Run, share: Share) -> None:
-            state = run.state
-            if state.timestamp.batch % self.interval:
+        def accumulate_uphill(run: Run, share: Share) -> None:
+            if run.state.timestamp.batch % self.interval:
                 accumulate(run, share)
                 return
-            slopes = self._gradients(run, accumulate)
-            weights = [*slopes]
-            kept = [parameter.detach().clone() for parameter in weights]
+            gradients = self._gradients(run, accumulate)  # at the weights w; also updates running statistics
+            weights = list(gradients)
+            original = [weight.detach().clone() for weight in weights]
             self._buffers.keep()
-            state.is_consistent = False
-            ascend(weights, [*slopes.values()], self.rho, self.epsilon)
-            accumulate(run, share)
-            copy_all(weights, kept)
+            run.state.is_consistent = False
+            ascend(weights, list(gradients.values()), self.rho, self.epsilon)  # to w + e
+            accumulate(run, share)  # the gradient at w + e, for the optimizer
+            copy_all(weights, original)  # back to w
             self._buffers.put_back()
 
-        return climb_first
+        return accumulate_uphill
 
     def _gradients(self, run: Run, accumulate: Accumulate) -> dict[nn.Parameter, Tensor]:
         """Return the gradients of this rank's batch, dense. `.grad` stays unchanged, and only algorithms see events."""
@@ -114,16 +113,16 @@ class SAM(Algorithm):
         parameters = [parameter for parameter in run.parameters if parameter.requires_grad]
         total: dict[nn.Parameter, Tensor] = {}
 
-        def backward(loss: Tensor, gradient: Tensor) -> None:
+        def backward(loss: Tensor, root_gradient: Tensor) -> None:
             # Not `loss.backward`, which would make DDP average the gradients over ranks.
-            slopes = torch.autograd.grad(loss, parameters, gradient, allow_unused=True)
-            for parameter, slope in zip(parameters, slopes, strict=True):
-                if slope is not None:
-                    total[parameter] = total[parameter] + slope if parameter in total else slope
+            gradients = torch.autograd.grad(loss, parameters, root_gradient, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    total[parameter] = total[parameter] + gradient if parameter in total else gradient
 
         fire = partial(run.engine.run_event, hooks=[algorithm.config_key for algorithm in state.algorithms])
-        climb = copy.copy(run)
-        climb.on = SimpleNamespace(
+        extra = copy.copy(run)
+        extra.on = SimpleNamespace(
             before_forward=partial(fire, Event.BEFORE_FORWARD),
             after_forward=partial(fire, Event.AFTER_FORWARD),
             before_loss=partial(fire, Event.BEFORE_LOSS),
@@ -131,8 +130,8 @@ class SAM(Algorithm):
             before_backward=lambda: None,
             after_backward=lambda: None,
         )
-        climb.forward = state.precision.autocast(state.device)(state.unwrapped_model)
-        climb.backward = backward
-        climb.loss_is_checked = True  # the second pass checks it
-        accumulate(climb, lambda: 1.0)
+        extra.forward = state.precision.autocast(state.device)(state.unwrapped_model)
+        extra.backward = backward
+        extra.loss_is_checked = True  # the second pass checks it
+        accumulate(extra, lambda: 1.0)  # this rank's batch alone
         return {parameter: total[parameter].to_dense() for parameter in parameters if parameter in total}

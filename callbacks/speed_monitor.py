@@ -43,7 +43,8 @@ class SpeedMonitor(Callback):
         throughput/flops_per_sec: floating-point operations over all ranks if the model has `flops_per_batch`, per
             second; every rank is assumed to do the same number.
         throughput/device/...: each of these divided by the number of ranks, per second.
-        throughput/device/mfu: fraction of the device's peak that is used, in [0, 1].
+        throughput/device/mfu: model FLOPs utilization, the fraction of the device's peak that is used, in [0, 1]
+            (Chowdhery et al. 2022, arXiv:2204.02311).
         time/train: time spent in training batches, in `time_unit`.
         time/val: time spent in evaluations, in `time_unit`.
         time/total: time since FIT_START, including everything and the time before a resume, in `time_unit`.
@@ -58,21 +59,30 @@ class SpeedMonitor(Callback):
         self.gpu_flops_available = gpu_flops_available
         self.time_unit = time_unit
         self._unit = seconds_in(time_unit)
-        self._peak: float | None = None
-        self._ranks = self._shares = 1  # number of ranks, and of those with their own samples
+        # Set at FIT_START.
+        self._ranks = 1
+        self._data_ranks = 1  # ranks with their own samples
+        self._peak: float | None = None  # floating-point operations per second
+        self._stopwatch: DeviceStopwatch | None = None  # on a GPU only
+        # Saved in checkpoints.
+        self._train = 0.0  # seconds spent in training batches
+        self._val = 0.0  # seconds spent in evaluations
+        self._total = 0.0  # seconds since the first FIT_START, without the current fit
+        self._flops = 0.0  # floating-point operations over all ranks
         # Seconds trained, batches, samples, tokens and operations, before the window's first batch and after each.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
-        self._train = self._val = self._total = self._flops = 0.0
-        self._fit_started: float | None = None
-        self._requested = self._evaluation_started = self._next_log = 0.0
+        # Readings of the host's clock, in seconds.
+        self._fit_started: float | None = None  # None outside of a fit
+        self._batch_requested = 0.0
+        self._evaluation_started = 0.0
+        self._next_log = 0.0
         self._logged_batch: int | None = None
-        self._stopwatch: DeviceStopwatch | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner.distributed.ranks import get_data_parallel_size, get_world_size
 
         self._ranks = get_world_size()
-        self._shares = get_data_parallel_size()
+        self._data_ranks = get_data_parallel_size()
         self._fit_started = time.perf_counter()
         self._peak = self.gpu_flops_available or _look_up_peak(state)
         self._stopwatch = DeviceStopwatch() if state.device.type == "cuda" else None
@@ -81,7 +91,7 @@ class SpeedMonitor(Callback):
             self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        self._requested = time.perf_counter()
+        self._batch_requested = time.perf_counter()
         if self._stopwatch is not None:
             self._stopwatch.start()
 
@@ -90,10 +100,10 @@ class SpeedMonitor(Callback):
         now = state.timestamp
         flops = state.unwrapped_model.flops_per_batch(state.batch)
         if flops is not None:
-            self._flops += flops * self._shares
+            self._flops += flops * self._data_ranks
         counts = (now.batch, now.sample, now.token, self._flops)
         if self._stopwatch is None:
-            self._train += ended - self._requested
+            self._train += ended - self._batch_requested
             self._window.append((self._train, *counts))
         else:
             self._stopwatch.stop(counts)

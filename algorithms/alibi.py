@@ -2,7 +2,7 @@
 
 A bias of -s d in the score of a key that is d tokens before the query multiplies its weight, before weights are
 normalized, by exp(-s d). The slope s differs between heads, so that some see far and some near. The bias is defined for
-every distance, also for those beyond the length of training. Source: Press et al. 2022, arXiv:2108.12409.
+every distance, including those beyond the length of training. Source: Press et al. 2022, arXiv:2108.12409.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class LogitSoftcap(Algorithm):
 
     Evidence:
         Some, for stable training (Gemma Team 2024, "Gemma 2", arXiv:2408.00118, cap 30) and in speed runs of small
-        language models (cap 15). With few tokens logits hardly reach the cap, and nothing is gained.
+        language models (cap 15). In training on few tokens, logits hardly reach the cap, and nothing is gained.
     """
 
     runs_before = ("Factorize",)

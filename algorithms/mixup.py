@@ -21,7 +21,7 @@ def draw_weight(alpha: float, seed: int) -> float:
 
 
 class MixUp(Mixing):
-    """Trains on blends of two samples and their targets, with one lambda per batch and rank.
+    """Trains on blends of two samples and their targets, with one weight per batch and rank.
 
     A sample (x, y) with the partner (x', y') becomes ((1 - w) x + w x', (1 - w) y + w y'): the model is trained to be
     linear between samples (Zhang et al. 2018). The weight w is that of `draw_weight`.

@@ -18,8 +18,8 @@ Layer = Callable[[Tensor], Tensor]
 def squeeze_excite(images: Tensor, reduce: Layer, expand: Layer) -> Tensor:
     """Return each channel times sigmoid(B(relu(A(m)))), with the channels' means m over the image.
 
-    The means tell what is in the image as a whole, and the factors in (0, 1) choose the channels that matter for it (Hu
-    et al. 2018).
+    The means describe the image as a whole, and the factors in (0, 1) choose the channels that matter for it (Hu et al.
+    2018).
 
     Args:
         images: images (N, C, H, W).
@@ -64,7 +64,7 @@ class SqueezeExcite(Algorithm):
 
     Evidence:
         Some, for image classification with many epochs, at a small cost in time (Hu et al. 2018,
-        "Squeeze-and-Excitation Networks", arXiv:1709.01507, once per block). Less is known about one after each
+        "Squeeze-and-Excitation Networks", arXiv:1709.01507, once per block). Less is known about attention after each
         convolution.
     """
 

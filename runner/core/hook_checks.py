@@ -33,7 +33,7 @@ def check_hooks(hook: Hooks) -> None:
             raise TypeError(
                 f"{kind.__name__}.{name} would never be called: define {define}, or rename it if it is not a hook"
             )
-    # Without events, there is no state to save. The bases themselves may serve as objects that do nothing.
+    # A hook that handles no event has no state to save. The bases themselves may serve as hooks that do nothing.
     if not overridden.keys() - {"state_dict", "load_state_dict"} and kind not in _BASES:
         raise TypeError(
             f"{kind.__name__} would never be called: it has no method named after an event, such as "

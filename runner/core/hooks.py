@@ -29,9 +29,9 @@ class Hooks:
     """
 
     config_key: str = ""
-    """Its name in the config, under which its state is saved; the Trainer fills it in if it is empty."""
+    """The name in the config, under which the state is saved; the Trainer fills it in if it is empty."""
     has_trained: bool = False
-    """Whether it took part in a `fit`, so that it may hold state of that run."""
+    """Whether this object took part in a `fit`, and may hold state of that run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

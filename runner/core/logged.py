@@ -36,7 +36,7 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
         example = "floats from 0 to 1 of shape (N, C, H, W) become (images * 255).round().byte().permute(0, 2, 3, 1)"
         raise ValueError(f"images={value}: {allowed}; {example}")
     if captions is not None and (isinstance(captions, str) or len(captions) != len(array)):
-        raise wrong_argument("captions", captions, f"must be a list with one text for each of {len(array)} images")
+        raise wrong_argument("captions", captions, f"must be a list with a caption for each of {len(array)} images")
     return array
 
 
@@ -54,7 +54,7 @@ def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str
 
 
 def _check_text(name: Any) -> None:
-    refuse_if(not isinstance(name, str) or not name, "name", name, "must be a text, under which this is logged")
+    refuse_if(not isinstance(name, str) or not name, "name", name, "must be a name to log this under, as text")
 
 
 def check_named(name: str, values: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ class Logger:
         """Log the run's hyperparameters: a nested mapping of plain values.
 
         Raises:
-            TypeError: it is not a mapping with text as keys.
+            TypeError: `hyperparameters` is not a mapping from names to values.
         """
         check_named("hyperparameters", hyperparameters)
         self._deliver(lambda destination: destination.log_hyperparameters(hyperparameters))
@@ -64,7 +64,7 @@ class Logger:
         """Log tags by which the run can be found later.
 
         Raises:
-            TypeError: it is not a mapping with text as keys.
+            TypeError: `tags` is not a mapping from names to values.
         """
         check_named("tags", tags)
         self._deliver(lambda destination: destination.log_tags(tags))
@@ -126,10 +126,10 @@ class Logger:
             images: at least one image; destinations get an array.
             name: the name under which the images are listed.
             step: the batch to log at, by default `state.timestamp.batch`.
-            captions: a text for each image.
+            captions: one for each image.
 
         Raises:
-            ValueError: the images have another dtype or shape, or the number of captions is another.
+            ValueError: the images have another dtype or shape, or there are more or fewer captions than images.
         """
         array = check_images(images, name, captions)
         at = self._state.timestamp.batch if step is None else as_step(step)
@@ -221,7 +221,7 @@ def _copy(key: str, value: Tensor | Number) -> Tensor | float:
     try:
         return value.__float__()  # float() would also accept text such as "1", which has no __float__
     except (AttributeError, TypeError):
-        allowed = "must be a number or a tensor of one; text goes into log_tags or log_table"
+        allowed = "must be a number or a tensor with one element; text goes into log_tags or log_table"
         raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 

@@ -43,8 +43,8 @@ def _mix(value: int) -> int:
 class ForwardStream:
     """The random stream of dropout and the like: torch's global generators, reseeded before each forward pass.
 
-    So earlier draws, by any code, do not affect the draws within a batch. The seed is this rank's. Several streams of
-    one consumer differ in their `counters`.
+    Draws made earlier, by any code, therefore do not affect the draws within a batch. Each rank has its own seed.
+    Several streams of one consumer differ in their `counters`.
     """
 
     def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the Trainer's arguments before anything is built from them, and the State that is made of them."""
+"""Checks of the Trainer's arguments before anything is built from them, and the State that is made from them."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def ordered_hooks(
 def _progress_bars(hooks: Sequence[Hooks], is_wanted: bool | None) -> list[Any]:
     """Return a list with the progress bar to add to hooks; empty if they have one, or if nobody watches.
 
-    The Trainer adds no other callback by name. This one it does, because training without output looks hung.
+    This is the only callback that the Trainer adds by name, because training without output looks hung.
     """
     if is_wanted is None:
         is_wanted = in_notebook() or sys.stdout.isatty()

@@ -1,7 +1,7 @@
-"""The key `budget`: the time or compute that a run may use, and the number of batches that it pays for.
+"""The key `budget`: the time or compute that a run may use, and the number of batches that it allows.
 
 The number of batches is measured once, before training, and the config of the run then holds both, as in
-'5m of training = 1234ba'. So a resumed run and a rerun train the same number of batches.
+'5m of training = 1234ba'. A resumed run and a rerun therefore train the same number of batches.
 """
 
 from __future__ import annotations

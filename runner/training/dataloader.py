@@ -104,7 +104,7 @@ class BatchStream:
         """Return an iterator over an epoch's batches on the device, starting at a given batch. Call it on all ranks."""
         self.seek(epoch, batch)
         first = batch if hasattr(self.loader, "seek") else 0  # the next batch that the loader yields
-        if hasattr(self.loader, "__next__"):  # an iterator goes on where it is; a resumed run has a new one, at epoch 0
+        if hasattr(self.loader, "__next__"):  # an iterator continues where it is; in a resumed run it is at epoch 0
             first = batch if self._started else -epoch * (self._limit or 0)
         self._started = True
         batches = self._read(epoch, first) if self._draws else self._iterate()

@@ -1,6 +1,6 @@
 """The evaluation and prediction loops, where each of their events fires in exactly one place.
 
-The loops do not disturb training: mode, weights, current batch, gradients and clock. All but the clock are restored
+The loops leave training as it was: mode, weights, current batch, gradients and clock. All but the clock are restored
 before EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the rank and
 the batch number, so equal weights give equal values, whatever callbacks draw.
 """

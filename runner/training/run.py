@@ -98,7 +98,7 @@ class Run:
         state.model = wrapped
 
         def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-            return state.precision.autocast(state.device)(function)  # one context each: none can be nested in itself
+            return state.precision.autocast(state.device)(function)  # a context each: none can be nested in itself
 
         self.parameters = list(model.parameters())
         self.is_sharded = is_sharded(model)

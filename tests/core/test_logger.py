@@ -81,7 +81,7 @@ def test_a_value_that_is_no_number_is_an_error_of_who_logs_it(value):
 
     with pytest.raises(TypeError) as raised, make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer:
         trainer.fit()
-    assert str(raised.value).startswith(f"metric 'mine'={value!r}: must be a number or a tensor of one")
+    assert str(raised.value).startswith(f"metric 'mine'={value!r}: must be a number or a tensor with one element")
     assert raised.value.__notes__ == ["raised by 'log' at BATCH_END, in epoch 1, after 1 batch"]
 
 
@@ -214,15 +214,15 @@ SQUARE = np.zeros((2, 4, 4, 3), np.uint8)
         ("log_images", (np.zeros((0, 4, 4, 3), np.uint8), "i"), "images=uint8 of shape (0, 4, 4, 3): must be"),
         ("log_images", ([SQUARE[0], SQUARE[0, :2]], "i"), "must be one array on the CPU"),
         ("log_images", (torch.zeros(1, 2, 2, 3, dtype=torch.uint8, device="meta"), "i"), "must be one array on the C"),
-        ("log_images", (SQUARE, "i", 1, ["one"]), "captions=['one']: must be a list with one text for each of 2"),
-        ("log_images", (SQUARE, ""), "name='': must be a text"),
+        ("log_images", (SQUARE, "i", 1, ["one"]), "captions=['one']: must be a list with a caption for each of 2"),
+        ("log_images", (SQUARE, ""), "name='': must be a name to log this under"),
         ("log_images", (SQUARE, "i", 1.5), "step=1.5: must be a whole number of batches"),
         ("log_table", (["a", "b"], [[1, 2], [3]], "t"), "rows=[..., [3], ...]: a row must have a plain value for each"),
         ("log_table", (["a"], [[torch.ones(3)]], "t"), "a row must have a plain value for each of ['a']"),
         ("log_table", (["a"], torch.ones(1, 1), "t"), "arrays have tolist()"),
         ("log_table", ("a", [["x"]], "t"), "columns='a': must be a list of names"),
         ("log_table", (["a"], ["x"], "t"), "rows=['x']: must be a list with a list of values for each row"),
-        ("log_table", (["a"], [[1]], None), "name=None: must be a text"),
+        ("log_table", (["a"], [[1]], None), "name=None: must be a name to log this under"),
         ("log_artifact", ("missing.txt",), "path='missing.txt': must be a complete file"),
         ("log_artifact", (None,), "path='None': must be a complete file"),
         ("log_artifact", (".",), "path='.': must be a complete file; a folder is logged file by file"),

@@ -113,12 +113,12 @@ class SAM(Algorithm):
         parameters = [parameter for parameter in run.parameters if parameter.requires_grad]
         total: dict[nn.Parameter, Tensor] = {}
 
-        def backward(loss: Tensor, root_gradient: Tensor) -> None:
+        def backward(loss: Tensor, gradient: Tensor) -> None:
             # Not `loss.backward`, which would make DDP average the gradients over ranks.
-            gradients = torch.autograd.grad(loss, parameters, root_gradient, allow_unused=True)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    total[parameter] = total[parameter] + gradient if parameter in total else gradient
+            parts = torch.autograd.grad(loss, parameters, gradient, allow_unused=True)  # of this microbatch
+            for parameter, part in zip(parameters, parts, strict=True):
+                if part is not None:
+                    total[parameter] = total[parameter] + part if parameter in total else part
 
         fire = partial(run.engine.run_event, hooks=[algorithm.config_key for algorithm in state.algorithms])
         extra = copy.copy(run)

@@ -6,8 +6,7 @@ ValueError
 │  └─ WrongKey             a key of a config, an option or a word of a command is wrong
 │     └─ NoSuchArgument    keys of a section are not arguments of its target
 ├─ ConstructorFailed       a constructor raised an exception that wrong values rarely cause
-├─ UnreadableCheckpoint    a checkpoint is damaged, or has another form
-└─ NoRoom                  the cache of shards is full, and nothing in it can be evicted
+└─ UnreadableCheckpoint    a checkpoint is damaged, or has another form
 TypeError
 └─ UnsupportedType         a value has a type that is not supported here
 RuntimeError
@@ -58,25 +57,6 @@ class WrongType(WrongArgument, TypeError):
     """An argument has a wrong type."""
 
 
-def wrong_argument(
-    name: str, value: object, reason: str, kind: type[Exception] = ValueError, **facts: Any
-) -> Exception:
-    """Return an exception for a wrong argument, with the message `name=value: reason`.
-
-    Args:
-        name: name of the argument.
-        value: the refused value.
-        reason: what is allowed, and what to do.
-        kind: ValueError for a WrongArgument, TypeError for a WrongType, or another class to make.
-        facts: further fields of `Facts`, such as `allowed`.
-    """
-    message = f"{name}={value!r}: {reason}"
-    ours = {ValueError: WrongArgument, TypeError: WrongType}.get(kind)
-    error = kind(message) if ours is None else ours(message, name, value, reason)
-    annotate(error, argument=name, **facts)
-    return error
-
-
 class WrongKey(WrongArgument):
     """A key of a config, or an option or a word of a command, is wrong, and the full key is known.
 
@@ -116,10 +96,6 @@ class ConstructorFailed(ValueError):
 
 class UnreadableCheckpoint(ValueError):
     """A checkpoint that cannot be read; the message says why."""
-
-
-class NoRoom(ValueError):
-    """There is no room for a shard while others stay."""
 
 
 class UnsupportedType(TypeError):
@@ -188,18 +164,6 @@ class Diverged(Exception):
         self.facts = Facts(divergence=message)
 
 
-def divergence(message: str) -> FloatingPointError:
-    """Return the exception for a callback or an algorithm to end a diverged run with."""
-    error = FloatingPointError(message)
-    annotate(error, divergence=f"the run has diverged: {message}")
-    return error
-
-
-def cannot_use(error: OSError) -> str:
-    """Return the message for a file or folder that cannot be used."""
-    return f"cannot use {str(error.filename)!r}: {error.strerror}"
-
-
 class JobFailed(Exception):
     """A job failed: its folder holds the result, and the log with the traceback."""
 
@@ -250,3 +214,34 @@ class SweepRefused(BaseException):
 
     def __init__(self, error: WrongConfig) -> None:
         self.error = error
+
+
+def wrong_argument(
+    name: str, value: object, reason: str, kind: type[Exception] = ValueError, **facts: Any
+) -> Exception:
+    """Return an exception for a wrong argument, with the message `name=value: reason`.
+
+    Args:
+        name: name of the argument.
+        value: the refused value.
+        reason: what is allowed, and what to do.
+        kind: ValueError for a WrongArgument, TypeError for a WrongType, or another class to make.
+        facts: further fields of `Facts`, such as `allowed`.
+    """
+    message = f"{name}={value!r}: {reason}"
+    ours = {ValueError: WrongArgument, TypeError: WrongType}.get(kind)
+    error = kind(message) if ours is None else ours(message, name, value, reason)
+    annotate(error, argument=name, **facts)
+    return error
+
+
+def divergence(message: str) -> FloatingPointError:
+    """Return the exception for a callback or an algorithm to end a diverged run with."""
+    error = FloatingPointError(message)
+    annotate(error, divergence=f"the run has diverged: {message}")
+    return error
+
+
+def cannot_use(error: OSError) -> str:
+    """Return the message for a file or folder that cannot be used."""
+    return f"cannot use {str(error.filename)!r}: {error.strerror}"

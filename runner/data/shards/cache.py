@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.failures.checks import check_number
-from runner.failures.errors import NoRoom, wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.lock import PATIENCE, exclusive_lock, size_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -67,7 +67,7 @@ class ShardCache:
             shown: what messages call the file.
 
         Raises:
-            NoRoom: the files in `keep`, and those that others are writing, leave no room for it.
+            ValueError: the files in `keep`, and those that others are writing, leave no room for it.
             OSError: the disk is full, or the folder cannot be written to.
             TimeoutError: another process is making the file, without progress.
         """
@@ -146,7 +146,7 @@ class ShardCache:
                     return
             if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
                 reason = f"no room for {shown}, at least {size / 1e9:.3g} GB, besides those in use; raise it"
-                raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
+                raise wrong_argument("cache_gb", self._gigabytes, reason)
             time.sleep(0.1)  # files that others are making can be evicted once they are complete
 
     def _read_taken(self) -> int | None:

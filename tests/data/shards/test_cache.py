@@ -11,7 +11,7 @@ from python_process import wait_until
 
 from runner.data.shards.cache import ShardCache
 from runner.data.shards.parquet_shards import load_parquet_shards
-from runner.failures.errors import NoRoom
+from runner.failures.errors import WrongArgument
 
 
 def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tmp_path: Path):
@@ -24,7 +24,8 @@ def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tm
     train = load_parquet_shards(
         str(tmp_path / "*.parquet"), cache_dir=str(tmp_path / "cache"), cache_gb=0.06, num_workers=0, shuffle_shards=1
     )[0]
-    with pytest.raises(NoRoom, match=r"^cache_gb=0.06: no room for '.*/0.parquet', at least 0\.\d+ GB, besides those"):
+    message = r"^cache_gb=0.06: no room for '.*/0.parquet', at least 0\.\d+ GB, besides those"
+    with pytest.raises(WrongArgument, match=message):
         next(iter(train))
     wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that prefetch end too
 

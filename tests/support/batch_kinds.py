@@ -1,4 +1,4 @@
-"""Data and models of many shapes, as projects have them: each loader's batches are of another kind."""
+"""Data and models of many shapes, as projects have them: each loader yields a different kind of batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks as modules; in their folder there is an `algorithms` that must not be taken for the package."""
+"""Loads benchmarks as modules, without their folder on the path: it has an `algorithms` that is not the package."""
 
 from __future__ import annotations
 

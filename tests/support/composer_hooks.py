@@ -1,4 +1,4 @@
-"""Callbacks and algorithms in Composer's documented interface, as people have them: only the import is another."""
+"""Callbacks and algorithms in Composer's documented interface, as users have them: only the import differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small run whose algorithms, callbacks and destinations note every event that they hear."""
+"""A small run whose algorithms, callbacks and destinations record every event that they receive."""
 
 from __future__ import annotations
 

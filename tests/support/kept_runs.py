@@ -1,4 +1,4 @@
-"""Small runs of the whole application, and what they leave behind."""
+"""Small runs of the whole application, and the files that they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs of the loop that note its events, and the events that the specification's pseudocode gives for them."""
+"""Small runs of the loop that record its events, and the events that the specification's pseudocode expects."""
 
 from __future__ import annotations
 

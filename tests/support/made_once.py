@@ -1,6 +1,6 @@
-"""What commands make again and again is made once here: parsed config files, and empty MLflow stores.
+"""Makes once what every command needs: parsed config files, and empty MLflow stores.
 
-A process in which `make_once` was called and those forked from it share them. This halves the time of a command.
+The process that made them and those forked from it share them. This halves the time of a command.
 """
 
 from __future__ import annotations

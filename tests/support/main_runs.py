@@ -1,4 +1,4 @@
-"""The main job made short, what a user wrote beside it, and what commands leave in a working directory."""
+"""A short main job, files of a user beside it, and the files that commands leave in a working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of runs for tests and for `benchmarks/runs.py`: results and configs, without anything having been trained."""
+"""Folders of runs for tests and for `benchmarks/runs.py`: results and configs, without any training."""
 
 from __future__ import annotations
 

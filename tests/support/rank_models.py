@@ -1,4 +1,4 @@
-"""Models and data that are the same wherever they are made: on each rank, and in one process."""
+"""Models and data that are the same on each rank and in a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several ranks do, collected in `on_ranks`, as starting them takes seconds; one process does the same."""
+"""Checks on several ranks and in one process; `on_ranks` collects them, because ranks take seconds to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen of a terminal after a program has written to it, and a program that runs on one."""
+"""The contents of a terminal after a program has written to it, and programs that run on one."""
 
 from __future__ import annotations
 

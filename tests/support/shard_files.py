@@ -1,4 +1,4 @@
-"""Shards of each format, whose samples tell their number."""
+"""Shards of each format, whose samples hold their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local HTTP server of the files in a folder, which fails, slows down and lies as it is told."""
+"""A local HTTP server of the files in a folder, which fails, slows down or sends wrong data on request."""
 
 from __future__ import annotations
 

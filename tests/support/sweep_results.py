@@ -1,4 +1,4 @@
-"""Results of sweeps that nobody trained, for tables and pictures."""
+"""Made-up results of sweeps, for tables and pictures."""
 
 from __future__ import annotations
 

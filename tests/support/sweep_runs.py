@@ -1,4 +1,4 @@
-"""Short sweeps, what a user wrote beside them, and what they leave in a working directory."""
+"""Short sweeps, files of a user beside them, and the files that they leave in a working directory."""
 
 from __future__ import annotations
 

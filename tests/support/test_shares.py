@@ -1,4 +1,4 @@
-"""How tests are dealt out to workers."""
+"""How tests are divided among workers."""
 
 from __future__ import annotations
 

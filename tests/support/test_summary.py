@@ -1,4 +1,4 @@
-"""The last lines of a test run show its cost."""
+"""The last lines of a test run, which show its cost."""
 
 from __future__ import annotations
 

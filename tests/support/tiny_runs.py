@@ -1,4 +1,4 @@
-"""Runs of a linear layer on equal samples, for tests in which only the course of a run matters."""
+"""Runs of a linear layer on equal samples, for tests that do not depend on the model or the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer of a few hundred tokens, trained on the spot: nothing is downloaded."""
+"""A tokenizer of a few hundred tokens, trained when a test needs it, so that nothing is downloaded."""
 
 from __future__ import annotations
 

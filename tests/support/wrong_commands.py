@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WRONG: dict[str, tuple[str, ...]] = {
-    # words that are in another place
+    # words that belong in another place
     "speed_monitor": ("speed_monitor", "+callbacks=speed_monitor"),
     "+algorithms=speed_monitor": ("algorithms=speed_monitor", "+callbacks=speed_monitor"),
     "batch_size=4": ("batch_size", "data.batch_size"),

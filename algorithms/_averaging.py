@@ -46,10 +46,10 @@ def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
-    """Set each average a to a + weight (v - a), in place, in one fused operation; sharded: each rank its part.
+    """Set each average a to a + weight (v - a), in place, in one fused operation.
 
     With the weight 1 - s this is the exponential average s a + (1 - s) v, and with the weight 1 / n of the n-th value
-    it is the plain mean, because n mean_n = (n - 1) mean_(n-1) + v_n.
+    it is the plain mean, because n mean_n = (n - 1) mean_(n-1) + v_n. Of sharded tensors, each rank moves its part.
 
     Args:
         averages: floating-point tensors, changed in place.

@@ -1,8 +1,8 @@
 """Shared code of MixUp and CutMix: partners from the same batch, and interpolation of targets or losses.
 
 Cross entropy is linear in the targets, so the loss of (1 - w) y + w y' is (1 - w) loss(y) + w loss(y'): up to
-rounding, interpolated targets and interpolated losses are the same. A loss that takes only class indices needs the
-second.
+rounding, interpolated targets and interpolated losses are the same. A loss that takes only class indices needs
+interpolated losses.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Mixing(Algorithm, ABC):
             raise wrong_argument(
                 "loss_fn",
                 mean.loss_fn,
-                f"with {type(self).__name__}, class weights or an ignore_index give another gradient for each "
-                "split of the batch; train with one rank and without microbatches, or without them",
+                f"with {type(self).__name__}, class weights or an ignore_index make the gradient depend on how "
+                "the batch is split; train on one rank without microbatches, or use a loss without these",
             )
 
     def before_train_batch(self, state: State, logger: Logger) -> None:

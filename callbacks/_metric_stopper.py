@@ -36,7 +36,7 @@ class MetricStopper(Callback, ABC):
         self._resumed = False
 
     def _metric_so_far(self, state: State) -> float:
-        """Return a training metric over the epoch so far. Call it on all ranks: it waits for the device and them."""
+        """Return a training metric over the epoch so far. Call it on all ranks; it waits for all of them."""
         return float(state.train_metrics[self._metric.name].compute())
 
     @abstractmethod

@@ -54,7 +54,7 @@ class EarlyStopper(MetricStopper):
             raise wrong_argument("patience", str(self.patience), "must be in ep, ba, sp or tok, such as '3ep'")
         self._evaluated = False
         self._best: float | None = None
-        # Counts in every unit, because a resumed run may have its patience in another one.
+        # Counts in every unit, because a resumed run may have its patience in another unit.
         self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)
 
     def batch_end(self, state: State, logger: Logger) -> None:

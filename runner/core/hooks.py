@@ -20,7 +20,7 @@ Handler = Callable[["State", "Logger"], Any]
 
 
 class Hooks:
-    """One no-op method per event: override the ones you need, the others cost nothing.
+    """One no-op method per event: override those you need; the others cost nothing.
 
     Hooks run on all ranks. A hook that reads a value from the device or writes a file should do so at an interval, and
     on rank 0 alone if one copy is enough. A public method `(self, state, logger)` with nearly the name of an event is

@@ -57,8 +57,8 @@ class Trainer:
             called after INIT, when algorithms have changed the model, and get all parameters. Frozen ones are included,
             and are stepped once they are unfrozen. A factory whose first argument is called `model` gets the model.
         schedulers: schedules of `runner.optim.schedulers` and functions of a `Timestamp`, whose first argument is named
-            `timestamp`: each returns a multiplier of the learning rates. Or torch schedulers, or factories of them. An
-            algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
+            `timestamp`: each returns a multiplier of the learning rates. Also torch schedulers, or their factories. An
+            algorithm that sets rates, such as `ReduceOnPlateau`, may be given here or among the algorithms.
         max_duration: the length of training: a time string, or a number of epochs as an int.
         eval_interval: the interval of evaluators without their own: a time string, a number of epochs as an
             int, 0 for never, or a function of the State; see `Evaluator`.
@@ -222,7 +222,7 @@ class Trainer:
         is_new = eval_dataloader is not None
         evaluators = ensure_evaluators(eval_dataloader, self._interval) if is_new else [*self.state.evaluators]
         if not evaluators:
-            raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
+            raise ValueError("eval_dataloader=None: eval() needs one; pass it to the Trainer or to eval()")
         if is_new:
             self._open_evaluators(evaluators)
         weights = None if checkpoint is None else snapshot.weights_of(self.state, checkpoint)

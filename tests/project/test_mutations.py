@@ -23,4 +23,4 @@ def test_a_fault_fits_the_code_as_it_is(fault: Fault, tmp_path: Path):
 def test_a_fault_that_fits_no_more_is_refused(tmp_path: Path):
     (tmp_path / "a.py").write_text("x = 1\n")
     with pytest.raises(SystemExit, match="'y = 2' stands 0 times in a.py"):
-        apply(Fault("name", "a.py", "y = 2", "", ""), tmp_path)
+        apply(Fault("name", "unit", "a.py", "y = 2", "", ""), tmp_path)

@@ -6,23 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from main_runs import SHORT, query, run_folders
-
-
-def test_neither_mlflow_nor_a_full_disk_ends_training_but_a_lost_end_is_a_failure(folder: Path, run_app: Any):
-    done = run_app(
-        *(*SHORT, "+callbacks.full._target_=own.FullDisk", "callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:9"),
-        "model.module.hidden=[1000]",
-        exit_code=1,
-    )
-    (run_dir,) = run_folders(folder)
-    assert "WARNING: MLflow: " in done.stderr and "http://127.0.0.1:9 cannot be reached" in done.stderr
-    assert done.stderr.count("WARNING: MLflow: ") == 1
-    assert done.stderr.count("WARNING: checkpoint ") == 1 and "  2/2 " in done.stdout
-    assert "OSError: the run's last checkpoint was not written: make room, then resume\n" in done.stderr
-    assert not (run_dir / "checkpoints").exists() or list((run_dir / "checkpoints").iterdir()) == []
-    assert list(run_dir.rglob("*.tmp")) == []
-    assert query(folder, "select count(*) from runs") == [(0,)]
+from main_runs import SHORT
 
 
 def test_a_folder_of_one_s_own_that_holds_something_is_never_removed(folder: Path, run_here: Any):

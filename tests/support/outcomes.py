@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from sessions import fit
+from python_process import PATIENCE
+from sessions import fit, newest, save_each_batch
+
+from runner.checkpoints.files import verify
 
 KILLED = -9
 
@@ -67,3 +72,41 @@ def kill_and_go_on(sessions: Any, folder: Path, kills: Sequence[tuple[str, int]]
     sessions.run_each(fit, first, ends=KILLED)
     sessions.run_each(fit, [{"run_dir": run, **arguments} for run in runs])
     return runs
+
+
+def trained(run_dir: Path) -> int:
+    """Batches that the run has trained, according to itself."""
+    return int((run_dir / "progress").read_text().split("\n")[-2])
+
+
+def kill_after(sessions: Any, delays: dict[Path, float]) -> None:
+    """Go on with runs, and kill each so many seconds after it has trained a batch."""
+    before = {run: (run / "progress").stat().st_size for run in delays}
+    running = {run: sessions.start(save_each_batch, run_dir=run) for run in delays}
+    kill_at: dict[Path, float] = {}
+    deadline = time.monotonic() + PATIENCE
+    while (left := [run for run in delays if running[run].process.poll() is None]) and time.monotonic() < deadline:
+        for run in left:
+            if run not in kill_at and (run / "progress").stat().st_size > before[run]:
+                kill_at[run] = time.monotonic() + delays[run]
+            if time.monotonic() >= kill_at.get(run, deadline):
+                running[run].process.kill()
+        time.sleep(0.0005)
+    for session in running.values():
+        assert sessions.wait([session]) == [KILLED], session.log.read_text()
+
+
+def assert_sound(run: Path, most_lost: int) -> bool:
+    """Whether a run was killed inside a save; what it left is complete, and recent."""
+    names = {path.name for path in (run / "checkpoints").glob("*")}
+    visible = {name for name in names if not name.startswith(".")}
+    assert {name: fault for name in visible if (fault := verify(run / "checkpoints" / name))} == {}
+    found = newest(run)
+    saved = json.loads((found / "manifest.json").read_text())["timestamp"]["batch"] if found else 0
+    assert saved >= trained(run) - most_lost
+    return visible != names
+
+
+def count_trained(run: Path) -> Counter[int]:
+    """How often each batch was trained."""
+    return Counter(json.loads(line)[0] for line in (run / "ids0.jsonl").read_text().splitlines())

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,6 @@ from python_process import PATIENCE, find_free_port, start_python
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-if str(HERE) not in sys.path:
-    sys.path.append(str(HERE))  # tests and their sessions import from here
-
 ENTER = """
 import pickle, signal, sys, warnings
 with open(sys.argv[1], "rb") as file:
@@ -125,13 +122,3 @@ class Sessions:
         for session in self.started:
             session.process.kill()
             session.process.wait()
-
-
-@pytest.fixture
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
-    """Starts sessions of training, none of which outlives the test."""
-    made = Sessions(tmp_path_factory.mktemp("sessions"))
-    try:
-        yield made
-    finally:
-        made.close()

@@ -1,4 +1,4 @@
-"""Every callback and algorithm that ships: a run that was killed and gone on with is the run that was not."""
+"""A run with each callback and algorithm that ships, and what it leaves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from outcomes import KILLED, logged
-from sessions import CONF, train_config
+from outcomes import logged
+from sessions import CONF
 from stores import query
 
 HOOKS = [
@@ -90,9 +90,8 @@ def assert_mlflow_equal(folder: Path) -> None:
     assert kept == expected and len({point[:2] for point in kept}) == len(kept) > 50
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("group", "name"), BY_NAME)
-def test_a_kill_changes_nothing(sessions: Any, tmp_path: Path, group: str, name: str):
+def arguments_of(group: str, name: str) -> list[str]:
+    """The overrides of a small run with one callback or algorithm; skips the test where that cannot be tried."""
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     if name in ("cuda_graph", "cudnn_benchmark", "float8") and not torch.cuda.is_available():
@@ -102,22 +101,16 @@ def test_a_kill_changes_nothing(sessions: Any, tmp_path: Path, group: str, name:
     overrides = [*(TEXT if name in OF_LANGUAGE_MODELS else IMAGES), *SMALL]
     overrides += ["trainer.precision=amp_bf16"] if name.startswith("low_precision") else []
     overrides += [f"{key}=[{','.join(names)}]" for key, names in hooks.items()]
-    if name == "load_checkpoint":
-        plain = [*overrides, "~callbacks.load_checkpoint"]
-        sessions.run(train_config, run_dir=tmp_path / "earlier", overrides=plain)
-    overrides += [f"{group}.{name}.{one}" for one in SETTINGS.get(name, ())]
-    kills = ["+callbacks.kills._target_=sessions.Kills", "+callbacks.kills.event=before_backward"]
-    kills += ["+callbacks.kills.batch=11"]
-    first = sessions.start(train_config, run_dir=tmp_path / "whole", overrides=overrides)
-    second = sessions.start(train_config, run_dir=tmp_path / "killed", overrides=[*overrides, *kills])
-    codes = sessions.wait([first, second])
-    assert codes == [0, KILLED], first.log.read_text() + second.log.read_text()
-    sessions.run(train_config, run_dir=tmp_path / "killed", overrides=overrides)
-    left, whole = (torch.load(tmp_path / run / "outcome.pt", weights_only=True) for run in ("killed", "whole"))
-    torch.testing.assert_close(left, whole, rtol=0, atol=0)
+    return overrides + [f"{group}.{name}.{setting}" for setting in SETTINGS.get(name, ())]
+
+
+def assert_equal_runs(name: str, killed: Path, whole: Path) -> None:
+    """Two runs left the same, to the last bit."""
+    left, expected = (torch.load(run / "outcome.pt", weights_only=True) for run in (killed, whole))
+    torch.testing.assert_close(left, expected, rtol=0, atol=0)
     with_files = name not in FILES_OF_A_SESSION
-    assert compared(tmp_path / "killed", with_files) == compared(tmp_path / "whole", with_files)
+    assert compared(killed, with_files) == compared(whole, with_files)
     if with_files:
-        assert files(tmp_path / "killed") == files(tmp_path / "whole")
+        assert files(killed) == files(whole)
     if name == "mlflow_logger":
-        assert_mlflow_equal(tmp_path)
+        assert_mlflow_equal(killed.parent)

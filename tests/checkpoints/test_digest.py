@@ -236,3 +236,14 @@ def test_files_are_compared_without_torch(tmp_path: Path):
 def test_norm_takes_weights_of_every_type(dtype: torch.dtype):
     tensors = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]]).to(dtype), torch.empty(0)]
     assert norm(tensors) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_the_norm_of_many_tensors_is_the_sum_of_theirs_to_the_bit(dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(), (1,), (7,), (33, 5), (0,), (4, 3, 2), (1000,)]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes]
+    numbers = [torch.view_as_real(one) if one.is_complex() else one for one in tensors]
+    expected = sum(float(one.double().norm()) ** 2 for one in numbers) ** 0.5
+    assert norm(tensors) == norm([one.clone().requires_grad_() for one in tensors]) == expected
+    assert norm([]) == 0.0

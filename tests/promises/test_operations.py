@@ -1,6 +1,7 @@
-"""Limits of what a training step asks of the device: operations, copies, reads and memory, counted as by hand.
+"""Nothing on the per-batch path waits for the device or for MLflow.
 
-The counting is that of `benchmarks/operations.py`, on the CPU.
+Nor is much added to what it does: operations, copies, reads and memory of a step are counted as by hand, on the CPU, by
+`benchmarks/operations.py`. What watches or averages many parameters needs as many operations as with few.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmark_modules import load
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from runner import Callback, LanguageModel, Trainer, algorithms, callbacks
+from runner import Callback, ClassificationModel, LanguageModel, Trainer, algorithms, callbacks
 from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
 from runner.models.loss import total_of
@@ -250,3 +252,72 @@ def test_all_callbacks_together_add_three_operations(tmp_path: Path, monkeypatch
     counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=made)
     more = [now - before for now, before in zip(counts.row(), without("mlp"), strict=True)]
     assert more[0] <= 3 and more[1:4] == [0, 0, 0]
+
+
+FEW, MANY = 5, 50
+
+
+ADDED: dict[str, dict[str, Any]] = {
+    "EMA": {"algorithms": [lambda: algorithms.EMA("10ba")]},
+    "OptimizerMonitor": {"callbacks": [lambda: callbacks.OptimizerMonitor(batch_log_interval=1)]},
+    "StateDigest": {"callbacks": [lambda: callbacks.StateDigest("1ba")]},
+}
+
+
+class Vectors(nn.Module):
+    def __init__(self, tensors: int):
+        super().__init__()
+        self.parts = nn.ParameterList(torch.full((3,), 0.1) for _ in range(tensors))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * torch.stack([*self.parts]).sum(0)
+
+
+class Calls(TorchDispatchMode):
+    """Counts all operations of this thread, views too."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Watched(Callback):
+    """Counts the operations of the last two of five batches."""
+
+    def __init__(self):
+        self.calls = Calls()
+
+    def before_dataloader(self, state, logger):
+        if state.timestamp.batch == 3:
+            self.calls.__enter__()
+
+    def epoch_end(self, state, logger):
+        self.calls.__exit__(None, None, None)
+
+
+def count_operations(tensors: int, run_dir: Path, added: dict[str, Any]) -> int:
+    watched = Watched()
+    made: dict[str, Any] = {key: [make() for make in kinds] for key, kinds in added.items()}
+    with Trainer(
+        model=ClassificationModel(Vectors(tensors), 3),
+        train_dataloader=TensorLoader(torch.rand(10, 3), torch.arange(10) % 3, batch_size=2, shuffle=False),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True),
+        max_duration="1ep",
+        loggers=[callbacks.InMemoryLogger()],
+        device="cpu",
+        run_dir=run_dir,
+        **{**made, "callbacks": [watched, *made.get("callbacks", [])]},
+    ) as trainer:
+        trainer.fit()
+    return watched.calls.count
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_operations_do_not_grow_with_the_number_of_parameters(name: str, tmp_path: Path):
+    few, many = (
+        count_operations(tensors, tmp_path, ADDED[name]) - count_operations(tensors, tmp_path, {})
+        for tensors in (FEW, MANY)
+    )
+    assert 0 < few == many

@@ -1,4 +1,4 @@
-"""What programs read: one JSON object on stdout, exit codes, and lines of progress."""
+"""`--json` prints results for programs: one object on stdout, the exit code, and lines of progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from jsonschema import Draft202012Validator
 from main_runs import SHORT
 from tiers import one_in
-from wrong_commands import WRONG
+from wrong_commands import WRONG, plant_modules
 
 from runner.failures.errors import RankFailed
 from runner.failures.exit_codes import ENVIRONMENT_FAILED, FAILED, NAMES, code_of_failure
@@ -79,8 +79,7 @@ def test_the_schema_refuses_what_is_not_of_the_form(wrong: dict[str, Any]):
 
 @pytest.mark.parametrize("command", one_in(40, WRONG))
 def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path):
-    (folder / "needy.py").write_text("import not_installed_at_all\n")
-    (folder / "torn.py").write_text("class Mine(:\n")
+    plant_modules(folder)
     ended = run_here(*command.split(), "--json", code=2)
     found = read(ended)
     assert found["result"] is None and (found["error"]["key"] is None) == (command in KEYLESS)

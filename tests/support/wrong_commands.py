@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 WRONG: dict[str, tuple[str, ...]] = {
     # words that belong in another place
     "speed_monitor": ("speed_monitor", "+callbacks=speed_monitor"),
@@ -145,3 +147,10 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--mutlirun": ("--mutlirun", "--multirun"),
     "-m seed=": ("seed=''", "whole number"),
 }
+
+
+def plant_modules(folder: Path) -> None:
+    """Write the modules that some of the commands name, none of which can be imported."""
+    (folder / "needy.py").write_text("import not_installed_at_all\n")
+    (folder / "torn.py").write_text("class Mine(:\n")
+    (folder / "failing.py").write_text("{}['key']\n")

@@ -1,31 +1,6 @@
-"""Mistakes of people who come from other libraries: each is one message that says what to write here."""
+"""Mistakes of people who come from other libraries, with parts of the message that answers each."""
 
 from __future__ import annotations
-
-import re
-import shlex
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-import yaml
-from hydra import compose
-from tiers import one_in
-
-from runner.cli.catalogue import CONF
-from runner.cli.command import parse
-from runner.cli.command_line import check_options, merge_repeated, search_path
-from runner.cli.foreign import _table, about_foreign
-from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
-from runner.config.errors import config_errors
-from runner.config.experiment import Experiment
-from runner.failures.errors import WrongConfig
-from runner.records.folder import register_resolver
-from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
 
 OWN = """
 from torch import nn
@@ -41,7 +16,11 @@ class Scale(Algorithm):
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 """
+
+
 GLOBAL = "# @package _global_\n"
+
+
 FILES = {
     "newcomer.py": OWN,
     "conf/model/number.yaml": "_target_: newcomer.number\n",
@@ -58,6 +37,7 @@ FILES = {
     "conf/experiment/paths.yaml": f"{GLOBAL}paths:\n  output: /data\n",
     "conf/experiment/own_section.yaml": f"{GLOBAL}mytool:\n  width: 3\n",
 }
+
 
 # What is typed, and what the message must hold: the key as typed, and what to write instead.
 MISTAKES: dict[str, tuple[str, ...]] = {
@@ -201,112 +181,3 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "+algorithms=missing": ("algorithms.missing.alpha: ", "write algorithms.missing.alpha=..."),
     "+algorithms=nameless": ("algorithms._target_=", "starts with its own name"),
 }
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files of a newcomer."""
-    register_resolver()
-    register_resolver_of_sweeps()
-    for path, text in FILES.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-
-
-def check(typed: list[str], folder: Path) -> None:
-    """Take the steps of a command before it trains, without a process and without data."""
-    try:
-        command = parse(typed)
-    except ValueError as error:
-        raise WrongConfig(str(error)) from error
-    with config_errors(), initialized(CONF):
-        check_options(command.overrides)
-        keys = [one for one in merge_repeated(command.overrides) if not one.startswith("-")]
-        config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
-        build.check(Experiment(config))
-        if config["model"]["_target_"].startswith("newcomer"):
-            build.make_model(Experiment(config))
-
-
-@pytest.mark.parametrize("command", one_in(2, MISTAKES))
-def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pytest.MonkeyPatch):
-    typed = shlex.split(command)
-    monkeypatch.setattr(sys, "argv", ["runner", *typed, f"--config-dir={project / 'conf'}"])
-    monkeypatch.delitem(sys.modules, "newcomer", raising=False)
-    before = files(project)
-    with pytest.raises(WrongConfig) as refused:
-        check(typed, project)
-    said = str(refused.value)
-    assert "\n" not in said
-    for part in MISTAKES[command]:
-        assert part in said, said
-    assert files(project) == before
-
-
-@pytest.mark.parametrize("command", one_in(3, [*MISTAKES][::8]))
-def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_app: Any):
-    before = files(project)
-    ended = run_app(*shlex.split(command), exit_code=2)
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and ended.stdout.count("\n") <= 1 and "Traceback" not in ended.stderr, ended.stderr
-    for part in MISTAKES[command]:
-        assert part in errors[0]
-    assert files(project) == before
-
-
-def keys_of(content: Any, path: str) -> Iterator[str]:
-    """All keys in a config file, in full."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        yield f"{path}.{key}".lstrip(".")
-        yield from keys_of(value, f"{path}.{key}")
-
-
-def texts(row: dict[str, Any]) -> Iterator[str]:
-    yield from filter(None, [row.get("write"), *row.get("values", {}).values()])
-
-
-def test_what_is_to_be_written_exists():
-    known = set(keys_of(yaml.safe_load((CONF / "config.yaml").read_text()), ""))
-    for file in CONF.glob("*/*.yaml"):
-        known |= set(keys_of(yaml.safe_load(file.read_text()), file.parent.name))
-    for row in _table().values():
-        commands = [one.split()[1:] for one in texts(row) if one.startswith("runner ")]
-        for command in commands:
-            assert parse(command).verb == command[0], command
-        others = " ".join(one for one in texts(row) if not one.startswith("runner ")).split()
-        for word in [*others, *(one for command in commands for one in parse(command).overrides)]:
-            key, _, value = word.lstrip("+~").partition("=")
-            if not re.match(r"[+~\w]", word) or "<" in word or "torchrun" in word or key == "runner":
-                continue
-            group = CONF / key
-            if group.is_dir():
-                assert value == "{}" or (group / f"{value}.yaml").exists(), word
-            elif word.startswith("~"):
-                assert (CONF / f"{key.replace('.', '/')}.yaml").exists(), word
-            else:
-                assert key in known, word
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("model.module.epochs", 3, None),  # of a class of the user's own
-        ("callbacks.mine.lr", 3, None),
-        ("optimizer.momentum", 0.9, None),  # it exists here, but not in this optimizer
-        ("epochs", None, "write trainer.max_duration=...ep"),
-        ("epochs", "5ep", "write trainer.max_duration=5ep"),
-        ("save_steps", "100ba", "write callbacks.checkpoint_saver.save_interval=100ba"),
-        ("fp16", False, "write trainer.precision=fp32"),
-        ("hparams.nested.lr", 0.1, "write optimizer.lr=0.1"),
-        ("unknown", 3, None),
-    ],
-)
-def test_only_keys_that_must_be_foreign_are_taken_for_it(key: str, value: Any, said: str | None):
-    assert about_foreign(key, value) == said

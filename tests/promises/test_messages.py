@@ -1,0 +1,156 @@
+"""A wrong command prints one message that says what to write instead, and exits with code 2 before anything is trained.
+
+It leaves nothing. Mistakes of people who come from other libraries are answered with the words of this one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose
+from main_runs import query, run_folders
+from newcomers import FILES, MISTAKES
+from python_process import run_python
+from tiers import one_in
+from wrong_commands import WRONG, plant_modules
+
+from runner.cli.catalogue import CONF
+from runner.cli.command import parse
+from runner.cli.command_line import check_options, merge_repeated, search_path
+from runner.config import build
+from runner.config.composed import to_plain
+from runner.config.composing import initialized
+from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
+from runner.failures.errors import WrongConfig
+from runner.records.folder import register_resolver
+from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
+
+
+@pytest.mark.parametrize("command", one_in(6, WRONG))
+def test_a_wrong_command_is_one_message_and_leaves_nothing(
+    command: str, run_here: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if "submitit_slurm" in command:  # as on a machine without Slurm
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    plant_modules(folder)
+    before = sorted(folder.rglob("*"))
+    code, out, err = run_here(*command.split())
+    assert code == 2, err
+    assert not out or (out.startswith("sweep-") and len(out.splitlines()) == 1)  # a sweep says what it begins
+    lines = err.splitlines()
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
+    assert len(lines) <= 6 and "Traceback" not in err, err
+    for part in WRONG[command]:
+        assert part in err, err
+    # The lock beside a store stays, when the writer that was started early has already opened it.
+    passing = ("__pycache__", "mlflow.db.lock")
+    left = {path for path in folder.rglob("*") if not {*passing} & {*path.parts}} - {*before}
+    assert left == set()
+    assert query(folder, "select count(*) from runs") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data=digit",),
+        ("optimizer.lrr=1",),
+        ("callbacks=null",),
+        ("--lr", "0.1"),
+        ("resume", "missing", "seed=x"),
+        ("-m", "model=mlp,mpl"),
+        ("trainer.max_duration=5epochs", "callbacks=none"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_ends_a_process_with_2(run_app: Any, tmp_path: Path, arguments: tuple[str, ...]):
+    done = run_app(*arguments, exit_code=2)
+    assert done.stdout.count("\n") <= 1  # the title of what would have run
+    assert done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 2, done.stderr
+    assert run_folders(tmp_path) == run_folders(tmp_path, "outputs/**/[0-9]*") == []
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+
+def test_the_trace_of_a_wrong_configuration_is_there_for_the_asking(folder: Path, run_here: Any, monkeypatch: Any):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    code, _, err = run_here("+callbacks.mine._target_=own.Broken")
+    assert code == 2
+    assert "None + 1" in err and err.splitlines()[-1].startswith("error: callbacks.mine")
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"
+
+
+@pytest.mark.parametrize("argument", ["optimizer.lrr=1", "data.batch_size=0"])
+def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argument: str):
+    """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
+    done = run_python([*launch, argument, "~callbacks.mlflow_logger"], cwd=tmp_path, timeout=120.0)
+    assert done.returncode != 0
+    messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), done.stderr
+    # torchrun adds its own report, which ends with the exit code of each rank.
+    assert "exitcode  : 2" in done.stderr
+    assert "WrongConfig" not in done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("command", one_in(2, MISTAKES))
+def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pytest.MonkeyPatch):
+    typed = shlex.split(command)
+    monkeypatch.setattr(sys, "argv", ["runner", *typed, f"--config-dir={project / 'conf'}"])
+    monkeypatch.delitem(sys.modules, "newcomer", raising=False)
+    before = files(project)
+    with pytest.raises(WrongConfig) as refused:
+        check(typed, project)
+    said = str(refused.value)
+    assert "\n" not in said
+    for part in MISTAKES[command]:
+        assert part in said, said
+    assert files(project) == before
+
+
+@pytest.mark.parametrize("command", one_in(3, [*MISTAKES][::8]))
+def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_app: Any):
+    before = files(project)
+    ended = run_app(*shlex.split(command), exit_code=2)
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and ended.stdout.count("\n") <= 1 and "Traceback" not in ended.stderr, ended.stderr
+    for part in MISTAKES[command]:
+        assert part in errors[0]
+    assert files(project) == before
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the files of a newcomer."""
+    register_resolver()
+    register_resolver_of_sweeps()
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
+def check(typed: list[str], folder: Path) -> None:
+    """Do what a command does before it trains, but without a process and without data."""
+    try:
+        command = parse(typed)
+    except ValueError as error:
+        raise WrongConfig(str(error)) from error
+    with config_errors(), initialized(CONF):
+        check_options(command.overrides)
+        keys = [one for one in merge_repeated(command.overrides) if not one.startswith("-")]
+        config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
+        build.check(Experiment(config))
+        if config["model"]["_target_"].startswith("newcomer"):
+            build.make_model(Experiment(config))

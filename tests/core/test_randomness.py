@@ -1,136 +1,20 @@
 from __future__ import annotations
 
-import copy
 import itertools
 import os
-import random
 import subprocess
 import sys
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import torchmetrics
+from random_runs import Model, equal, run
 from torch import nn
 
-from runner import Algorithm, Callback, ClassificationModel, Trainer, stream_seed
-from runner.algorithms import EMA, BatchAugment, MixUp
-from runner.callbacks import InMemoryLogger
+from runner import Callback, ClassificationModel, stream_seed
 from runner.core.randomness import ForwardStream, _mix
-from runner.data import DatasetLoader, TensorLoader
 from runner.device.numerics import set_numerics
-from runner.optim.schedulers import cosine_annealing
-
-
-class Model(ClassificationModel):
-    def __init__(self):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            super().__init__(
-                nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)), 3
-            )
-
-
-class Draws(Callback):
-    """Draws from every global generator at every event, and leaves them elsewhere."""
-
-    def __init__(self):
-        self.drawn: list[float] = []
-
-    def run_event(self, event, state, logger):
-        self.drawn.append(float(torch.rand(len(self.drawn) % 3 + 1).sum()))
-        numpy.random.rand(2)
-        random.random()
-
-
-class Noisy(torch.utils.data.Dataset):
-    """Augments from the three global generators."""
-
-    def __len__(self):
-        return 38
-
-    def __getitem__(self, index):
-        noise = torch.randn(1, 4, 4) + random.random() + float(numpy.random.rand())
-        return index + noise, index % 3
-
-
-def make_data() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(38, 1, 4, 4, generator=torch.Generator().manual_seed(3)), torch.arange(38) % 3
-
-
-LOADERS: dict[str, Any] = {
-    "tensors": lambda: TensorLoader(*make_data(), batch_size=8, shuffle=True),
-    "transform": lambda: TensorLoader(
-        *make_data(), batch_size=8, shuffle=True, transform=lambda batch: (batch[0] + torch.randn(1), batch[1])
-    ),
-    "dataset": lambda: DatasetLoader(Noisy(), batch_size=8, shuffle=True),
-    "torch": lambda: torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(*make_data()), batch_size=8, shuffle=True
-    ),
-}
-
-
-def run(loader: str = "tensors", **arguments: Any) -> dict[str, Any]:
-    """All numbers that a run gives."""
-    logged = InMemoryLogger()
-    with Trainer(
-        **{
-            "model": Model(),
-            "train_dataloader": LOADERS[loader](),
-            "eval_dataloader": TensorLoader(*make_data(), batch_size=8, shuffle=False),
-            "optimizers": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-            "schedulers": cosine_annealing(),
-            "algorithms": [MixUp(), EMA("5ba"), BatchAugment(flip="random")],
-            "max_duration": "2ep",
-            "loggers": [logged],
-            "device": "cpu",
-            **arguments,
-        }
-    ) as trainer:
-        trainer.fit()
-    values = {key: [(int(now.batch), value) for now, value in points] for key, points in logged.data.items()}
-    weights = {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}
-    return {"weights": weights, "logged": values}
-
-
-def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    same = all(torch.equal(one["weights"][name], other["weights"][name]) for name in one["weights"])
-    return same and one["logged"] == other["logged"]
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_equal_runs_are_equal_to_the_bit(loader: str):
-    torch.manual_seed(1)
-    first = run(loader)
-    torch.manual_seed(2)  # what was drawn before a run does not matter
-    assert equal(run(loader), first)
-    assert not equal(run(loader, seed=1), first)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"grad_accum": 3}, {"microbatch_size": "auto"}], ids=str)
-@pytest.mark.parametrize("loader", LOADERS)
-def test_a_callback_that_draws_changes_no_number(loader: str, arguments: dict[str, Any]):
-    draws = Draws()
-    assert equal(run(loader, callbacks=[draws], **arguments), run(loader, **arguments))
-    assert len(draws.drawn) > 100
-
-
-class FrozenNorm(Algorithm):
-    """Trains with the running statistics of batch norm."""
-
-    def fit_start(self, state, logger):
-        state.unwrapped_model.get_submodule("module.2").eval()
-
-
-@pytest.mark.parametrize("algorithms", [[], [FrozenNorm()], [MixUp(), EMA("5ba")]], ids=["plain", "frozen", "averaged"])
-def test_evaluations_change_no_training_number(algorithms: list[Algorithm]):
-    never = run(eval_interval=0, algorithms=copy.deepcopy(algorithms))
-    often = run(eval_interval="1ba", algorithms=copy.deepcopy(algorithms))
-    for name in never["weights"]:
-        assert torch.equal(never["weights"][name], often["weights"][name])
-    for key in never["logged"]:
-        assert never["logged"][key] == often["logged"][key]
 
 
 def test_dropout_differs_between_batches_and_microbatches_and_seeds():

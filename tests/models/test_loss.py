@@ -1,4 +1,4 @@
-"""Gradients of microbatches against the gradient of the whole batch, computed by hand in float64."""
+"""Losses of several parts, and losses that are refused; `test_splitting` has what microbatches make of them."""
 
 from __future__ import annotations
 
@@ -8,126 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gradients import SPLITS, assert_equal, gradient, train
+from rank_models import class_data, seeded
 from torch import Tensor, nn
 
-from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer
+from runner import ClassificationModel, LanguageModel, Trainer
 from runner.data import TensorLoader
 from runner.models.loss import fractions
-
-VOCABULARY = 7
-
-
-class Seen(Callback):
-    """Gradients, the total loss and its parts after each batch."""
-
-    def __init__(self):
-        self.gradients: list[list[Tensor]] = []
-        self.totals: list[Tensor] = []
-        self.parts: list[dict[str, Tensor]] = []
-
-    def after_train_batch(self, state, logger):
-        self.gradients.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
-        self.totals.append(state.total_loss.clone())
-        self.parts.append(dict(state.loss_parts))
-
-
-def seeded(make):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return make().double()
-
-
-def classifier() -> Model:
-    return ClassificationModel(seeded(lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))), 4)
-
-
-def language_model() -> Model:
-    return LanguageModel(seeded(lambda: nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))))
-
-
-def class_data(num_samples: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(num_samples, 3, generator=generator, dtype=torch.float64)
-    return inputs, torch.randint(4, (num_samples,), generator=generator)
-
-
-def token_data(valid: list[int], length: int = 6) -> tuple[Tensor, Tensor]:
-    """Sequences of which the first `valid[i]` targets count."""
-    generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(VOCABULARY, (len(valid), length + 1), generator=generator)
-    targets = tokens[:, 1:].clone()
-    for row, count in enumerate(valid):
-        targets[row, count:] = -100
-    return tokens[:, :-1].contiguous(), targets
-
-
-def train(model: Model, data: tuple[Tensor, ...], batch_size: int, **arguments: Any) -> Seen:
-    """What each batch of one epoch gave, with weights that stay as they are."""
-    seen = Seen()
-    with Trainer(
-        model=model,
-        train_dataloader=TensorLoader(*data, batch_size=batch_size, shuffle=False),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.0),
-        callbacks=[seen],
-        device="cpu",
-        **arguments,
-    ) as trainer:
-        trainer.fit()
-    return seen
-
-
-def gradient(model: Model, loss: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters())))
-
-
-def assert_equal(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
-
-
-SPLITS: list[dict[str, Any]] = [
-    {},
-    {"grad_accum": 2},
-    {"grad_accum": 4},
-    {"grad_accum": 100},
-    {"microbatch_size": 1},
-    {"microbatch_size": 3},
-    {"microbatch_size": 100},
-    {"microbatch_size": "auto"},
-]
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize(("num_samples", "batch_size"), [(5, 4), (5, 5), (10, 8), (7, 4)])
-def test_microbatches_give_the_gradient_of_the_batch(num_samples: int, batch_size: int, split: dict[str, Any]):
-    # (5, 4) in fours: five microbatches in windows of four, the second window having one of them.
-    model, data = classifier(), class_data(num_samples)
-    seen = train(model, data, batch_size, **split)
-    batches = [tuple(t[i : i + batch_size] for t in data) for i in range(0, num_samples, batch_size)]
-    assert len(seen.gradients) == len(batches)
-    for actual, total, (inputs, targets) in zip(seen.gradients, seen.totals, batches, strict=True):
-        loss = F.cross_entropy(model.get_submodule("module")(inputs), targets)
-        assert_equal(actual, gradient(model, loss))
-        assert_equal(total, loss.detach())
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize(
-    "valid", [[6, 1, 2, 5, 3], [6, 0, 0, 4, 0], [0, 0, 0, 0, 6], [1, 1, 1, 1, 1]], ids=lambda v: "-".join(map(str, v))
-)
-def test_ragged_token_counts_give_the_gradient_of_the_batch(valid: list[int], split: dict[str, Any]):
-    model, data = language_model(), token_data(valid)
-    seen = train(model, data, len(valid), **split)
-    logits = model.get_submodule("module")(data[0])
-    loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), data[1].reshape(-1), ignore_index=-100)
-    assert_equal(seen.gradients[0], gradient(model, loss))
-    assert_equal(seen.totals[0], loss.detach())
-
-
-@pytest.mark.parametrize("split", [{}, {"grad_accum": 3}], ids=str)
-def test_a_batch_without_any_valid_target_changes_nothing(split: dict[str, Any]):
-    seen = train(language_model(), token_data([0, 0, 0]), 3, **split)
-    assert all(not g.any() for g in seen.gradients[0])
-    assert float(seen.totals[0]) == 0.0
 
 
 class TwoLosses(ClassificationModel):
@@ -153,25 +40,6 @@ def test_several_losses_are_summed_unless_they_hold_their_total(with_total: bool
     assert_equal(seen.gradients[0], gradient(model, loss))
     assert_equal(seen.totals[0], loss.detach())
     assert_equal(seen.parts[0], {name: value.detach() for name, value in parts.items()})
-
-
-def test_a_loss_can_weigh_by_anything():
-    class PerPixel(ClassificationModel):
-        """Its loss is a mean over the positive inputs."""
-
-        def loss(self, outputs, batch):
-            mask = batch[0] > 0
-            per_sample = F.cross_entropy(outputs, batch[1], reduction="none")
-            return (per_sample * mask.sum(1)).sum() / mask.sum()
-
-        def loss_weight(self, batch):
-            return int((batch[0] > 0).sum())  # plain numbers will do
-
-    model, data = PerPixel(seeded(lambda: nn.Linear(3, 4)), 4), class_data(9)
-    data[0][:, 0] = 1.0
-    seen = train(model, data, 9, grad_accum=4)
-    whole = model.loss(model(data), data)
-    assert_equal(seen.gradients[0], gradient(model, whole))
 
 
 def cross_entropies(outputs: Tensor, batch: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,28 +286,44 @@ def train_out_of_memory() -> list[tuple[int, dict[str, Tensor]]]:
     return found
 
 
-def on_ranks() -> None:
-    """Does everything on this rank and leaves it in a file."""
+def train_and_evaluate() -> None:
+    """On each rank, train and evaluate what one process does, too."""
+    leave(
+        lambda: {
+            "train": {name: train(name) for name in CASES},
+            "eval": evaluate_each_size(),
+            "mixup": train_with_mixup_and_dropout(0),
+            "auto": train_out_of_memory(),
+        }
+    )
+
+
+def agree() -> None:
+    """On each rank, do what takes several of them."""
+    leave(
+        lambda: {
+            "refusals": refusals(),
+            "collectives": {
+                "samples": collectives_of(Classifier(), class_data(480)),
+                "accumulated": collectives_of(Classifier(), class_data(480), grad_accum=2),
+                "tokens": collectives_of(language_model(), token_data(480)),
+                "windows": collectives_of(language_model(), window_data(480), equal_targets=True),
+                "left out": collectives_of(
+                    language_model(), window_data(480), equal_targets=True, algorithms=[Cropping()]
+                ),
+            },
+            "clock": end_after_seconds(0.5),
+            "virtual clock": end_after_virtual_seconds(1.5),
+            "any": [any_rank(get_global_rank() == 1), any_rank(False)],
+            "object": broadcast_object({"rank": get_global_rank()}),
+        }
+    )
+
+
+def leave(work: Callable[[], dict[str, Any]]) -> None:
+    """Leave what this rank's work gives in a file."""
     init_process_group(torch.device("cpu"))  # once for all: the Trainers use it
-    found = {
-        "train": {name: train(name) for name in CASES},
-        "eval": evaluate_each_size(),
-        "mixup": train_with_mixup_and_dropout(0),
-        "auto": train_out_of_memory(),
-        "refusals": refusals(),
-        "collectives": {
-            "samples": collectives_of(Classifier(), class_data(480)),
-            "accumulated": collectives_of(Classifier(), class_data(480), grad_accum=2),
-            "tokens": collectives_of(language_model(), token_data(480)),
-            "windows": collectives_of(language_model(), window_data(480), equal_targets=True),
-            "left out": collectives_of(language_model(), window_data(480), equal_targets=True, algorithms=[Cropping()]),
-        },
-        "clock": end_after_seconds(0.5),
-        "virtual clock": end_after_virtual_seconds(1.5),
-        "any": [any_rank(get_global_rank() == 1), any_rank(False)],
-        "object": broadcast_object({"rank": get_global_rank()}),
-    }
-    torch.save(found, f"rank{get_global_rank()}.pt")
+    torch.save(work(), f"rank{get_global_rank()}.pt")
     gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
     destroy_process_group()
 

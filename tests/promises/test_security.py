@@ -1,3 +1,9 @@
+"""Checkpoints are loaded without unpickling.
+
+If someone else made a run, its third-party classes, addresses and outside paths are not used until you allow them.
+Passwords are never recorded.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -7,6 +13,7 @@ import os
 import pickle
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +21,13 @@ from typing import Any
 
 import pytest
 import torch
+from attacks import ADDRESSES, ATTACKS, ATTENTION, CODE, EVIL, Evil, attack_mlflow
 from kept_runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
+from main_runs import query
+from python_process import find_free_port
 from tiers import one_in
 
+from runner.callbacks._mlflow.target import read_target
 from runner.cli.command import parse
 from runner.cli.verbs import VERBS
 from runner.history.rerun import merge_config
@@ -24,29 +35,6 @@ from runner.history.saved_run import SavedRun, _is_plain, find_saved_run
 from runner.records.record import Record
 from runner.records.trust import check_arguments
 from runner.records.write import write_record
-
-# Somebody else's records: config and overrides, and the name that the refusal must contain.
-ATTACKS: dict[str, tuple[Any, list[str], str]] = {
-    "a callback": ({"callbacks": {"x": {"_target_": "own.Evil"}}}, [], "own.Evil"),
-    "a nested argument": (
-        {"model": {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "own.Evil"}}]}},
-        [],
-        "own.Evil",
-    ),
-    "a partial": ({"optimizer": {"_target_": "os.system", "_partial_": True}}, [], "os.system"),
-    "through torch": ({"data": {"_target_": "torch.os.system", "_args_": ["touch x"]}}, [], "torch.os.system"),
-    "torch itself": ({"data": {"_target_": "torch.load", "f": "x"}}, [], "torch.load"),
-    "torch hub": ({"model": {"_target_": "torch.hub.load"}}, [], "torch.hub.load"),
-    "through this project": (
-        {"data": {"_target_": "runner.distributed.launch.os.system"}},
-        [],
-        "runner.distributed.launch.os.system",
-    ),
-    "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
-    "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
-    "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),
-    "an override with a mapping": ({}, ["+callbacks.x={_target_:own.Evil}"], "own.Evil"),
-}
 
 
 def find(*arguments: object) -> SavedRun | None:
@@ -130,41 +118,6 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
     assert not evil.exists()
 
 
-# Somebody else's config, and the part of it that the refusal must show in full.
-ADDRESSES: dict[str, tuple[Any, str]] = {
-    "a server": (
-        {"callbacks": {"m": {"tracking_uri": "http://evil.example:5000/x?y=1"}}},
-        "http://evil.example:5000/x?y=1",
-    ),
-    "a word for one": (
-        {"callbacks": {"m": {"_target_": "runner.callbacks.MLflowLogger", "tracking_uri": "databricks"}}},
-        "databricks",
-    ),
-    "one by position": (
-        {"callbacks": {"m": {"_target_": "runner.callbacks.MLflowLogger", "_args_": ["databricks"]}}},
-        "databricks",
-    ),
-    "somebody's team": (
-        {"callbacks": {"w": {"_target_": "runner.callbacks.WandBLogger", "entity": "evil"}}},
-        "evil",
-    ),
-    "a file of the user's": (
-        {"callbacks": {"l": {"_target_": "runner.callbacks.ProgressLines", "path": "train.py"}}},
-        "train.py",
-    ),
-    "a data set on the Hub": (
-        {"data": {"_target_": "runner.data.hf.dataset.load_hf_dataset", "name": "evil/data"}},
-        "evil/data",
-    ),
-    "a store": ({"callbacks": {"m": {"tracking_uri": "sqlite:////home/me/x.db"}}}, "sqlite:////home/me/x.db"),
-    "a download": ({"data": {"url": "https://evil.example/x.tar.gz"}}, "https://evil.example/x.tar.gz"),
-    "a file": ({"data": {"path": "/home/me/.ssh"}}, "/home/me/.ssh"),
-    "a home": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
-    "one with commas": ({"data": {"path": "/home/me/[a],b"}}, "/home/me/[a],b"),
-    "a way out": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
-}
-
-
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path: Path):
     config, shown = ADDRESSES[address]
@@ -189,9 +142,6 @@ def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: P
         assert find("resume", folder, typed) is not None
     with pytest.raises(ValueError, match=r"http://evil\.example"):
         find("resume", folder, "+callbacks=speed_monitor")
-
-
-EVIL = "\x1b]0;owned\x07\x1b[2J\u202e"
 
 
 @pytest.mark.parametrize(
@@ -230,44 +180,6 @@ def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(comma
     for more in ([], allow):
         ended = run_here(*command.split(), *more)
         assert all(one.isprintable() or one in "\n\t" for one in ended.out + ended.err), repr(ended)
-
-
-COMMAND = "touch 'a b'"
-ATTENTION = {"name": "gpt2", "pretrained": False, "attention": "owner/kernel"}
-# Somebody else's section, and what the refusal must contain and what allows it.
-CODE: dict[str, tuple[Any, str, str]] = {
-    "a command": ({"_target_": "runner.callbacks.MLPerfCallback", "cache_clear_cmd": COMMAND}, COMMAND, COMMAND),
-    "a command by position": (
-        {"_target_": "runner.callbacks.MLPerfCallback", "_args_": ["a", 0, "b", 0.5, *"cdefgh", COMMAND]},
-        COMMAND,
-        COMMAND,
-    ),
-    "a command in a partial": (
-        {"_target_": "runner.callbacks.MLPerfCallback", "_partial_": True, "cache_clear_cmd": COMMAND},
-        COMMAND,
-        COMMAND,
-    ),
-    "a kernel of the Hub": (
-        {"_target_": "runner.models.hf.network.HFNetwork", **ATTENTION},
-        "owner/kernel",
-        "owner/kernel",
-    ),
-    "a kernel of the Hub in a config": (
-        {"_target_": "runner.models.hf.causal_lm.HFCausalLM", "overrides": {"text_config": {"a": "owner/kernel"}}},
-        "owner/kernel",
-        "owner/kernel",
-    ),
-    "what no parameter takes": (
-        {"_target_": "torchmetrics.classification.MulticlassAccuracy", "num_classes": 2, "dist_sync_fn": "evil"},
-        "dist_sync_fn='evil'",
-        "torchmetrics.classification.MulticlassAccuracy",
-    ),
-    "what is only imported there": (
-        {"_target_": "torch.optim.lr_scheduler.Counter"},
-        "torch.optim.lr_scheduler.Counter, which is collections.Counter",
-        "collections.Counter",
-    ),
-}
 
 
 @pytest.mark.parametrize("attack", CODE)
@@ -351,41 +263,111 @@ def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Pat
             (folder / name).unlink()
 
 
-class Evil:
-    """Creates a file when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("ran",)
+def dump(content: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content, protocol=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["model.pt", "state.pt"])
-def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp_path: Path, run_app: Any):
+@pytest.mark.parametrize(
+    ("name", "write", "reason"),
+    [
+        ("state.pt", torch.save, "which could run code, so it is rejected"),
+        pytest.param("state.pt", dump, "was not written by this project", marks=pytest.mark.slow),
+        pytest.param("model.pt", torch.save, "which could run code, so it is rejected", marks=pytest.mark.slow),
+        pytest.param("model.pt", dump, "was not written by this project", marks=pytest.mark.slow),
+    ],
+)
+def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(
+    name: str, write: Any, reason: str, tmp_path: Path, run_app: Any
+):
     """The checkpoint is complete as its author made it: only its content is malicious."""
     run_app(*SHORT, *QUIET, "hydra.run.dir=run")
     checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    write({"weight": Evil()}, checkpoint / name)
+    content = (checkpoint / name).read_bytes()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     named = f"run/checkpoints/{checkpoint.name}"
     commands = [("resume", named, LONGER)]
     if name == "model.pt":
-        load = f"trainer.load_path={named}"
-        commands += [("eval", named), (*SHORT, *QUIET, load, "hydra.run.dir=other")]
-    for reason, write in (
-        ("which could run code, so it is rejected", torch.save),
-        ("was not written by this project", lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))),
-    ):
-        write({"weight": Evil()}, checkpoint / name)
-        content = (checkpoint / name).read_bytes()
-        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-        for command in commands:
-            refused = run_app(*command, exit_code=2)
-            assert refused.stderr.count("error: ") == 1 and reason in refused.stderr
-            assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
+        commands += [("eval", named), (*SHORT, *QUIET, f"trainer.load_path={named}", "hydra.run.dir=other")]
+    for command in commands:
+        refused = run_app(*command, exit_code=2)
+        assert refused.stderr.count("error: ") == 1 and reason in refused.stderr
+        assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
     goes_on = run_app("resume", "run", LONGER)  # from the checkpoint before it
     assert f"{checkpoint.name} is not used" in goes_on.stderr and reason in goes_on.stderr
     assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
-    (tmp_path / "there").mkdir()
-    with contextlib.chdir(tmp_path / "there"):
+    with contextlib.chdir(tmp_path / "run"):
         pickle.loads(pickle.dumps(Evil()))
-    assert (tmp_path / "there" / "ran").exists()  # as it would be without the check
+    assert (tmp_path / "run" / "ran").exists()  # as it would be without the check
+
+
+LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
+
+
+def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
+    folder: Path, asked: tuple[str, list[str]], run_app: Any
+):
+    (address, paths), run = asked, folder / "run"
+    (folder / "outputs" / "mlflow.db").rename(folder / "store.db")
+    shutil.copy(folder / "store.db", folder / "theirs.db")
+    run_app(*LOGGED, "hydra.run.dir=run", env={"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/theirs.db"})
+    secret, victim = folder / "secret.txt", folder / "victim.npy"
+    secret.write_text("a secret")
+    victim.write_text("precious")
+    attack_mlflow(run, address, secret, victim)
+    signature = (run / "signature").read_text()
+    (run / "signature").write_text("of somebody else")
+    assert read_target(run / "mlflow") is None
+    own = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/outputs/mlflow.db"}
+    (folder / "outputs").mkdir(exist_ok=True)
+    (folder / "store.db").rename(folder / "outputs" / "mlflow.db")
+
+    refused = run_app("sync", "run", exit_code=2, env=own)
+    assert str(run / "link") in refused.stderr
+    links = [run / "link", run / "folder" / "link"]
+    for link in links:
+        link.unlink()
+    refused = run_app("sync", "run", exit_code=2, env=own)
+    assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and address in refused.stderr
+    assert not paths and victim.read_text() == "precious"
+
+    # The user's own record, returned with a different `mlflow/`, may contain links: it goes to the user's own store.
+    (run / "signature").write_text(signature)
+    for link in links:
+        link.symlink_to(secret)
+    run_app("resume", "run", "trainer.max_duration=3ep", env=own)
+    assert not paths and victim.read_text() == "precious"
+    assert query(folder, "select name from experiments where name != 'Default'") == [("runner",)]
+    assert query(folder, "select status from runs") == [("FINISHED",)]
+    stolen = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]
+    assert stolen and not any("a secret" in path.read_text(errors="replace") for path in stolen)
+    assert not (folder / "into").exists() and not list(folder.rglob("stolen"))
+    said = (run / "mlflow" / "writer.log").read_text()
+    assert said.count("artifact was left out") == 5 and "/proc is not in the run's folder" in said
+    assert f"{secret} is not in the run's folder" in said
+
+
+KEY = "callbacks.mlflow_logger.tracking_uri"
+
+
+QUICK = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "callbacks.mlflow_logger.close_timeout=0")
+
+
+def test_a_password_stands_nowhere(tmp_path: Path, run_here: Any):
+    host = f"127.0.0.1:{find_free_port()}"
+    address = f"{KEY}='http://bob:s3cr@t@{host}/?token=s3cr-t'"
+    said = [run_here(*QUICK, address, "hydra.run.dir=run", code=0)]
+    assert f"tracking_uri: http://***@{host}/?token=***" in (tmp_path / "run" / "config.yaml").read_text()
+    for command in (("resume", "run", LONGER), ("sync", "run")):
+        said.append(run_here(*command, code=2))
+        assert f"error: {KEY}='http://***@{host}/?token=***': " in said[-1].err
+        assert "type the full value again" in said[-1].err
+    said.append(run_here("resume", "run", LONGER, address, code=0))
+    assert "tracking_uri" not in said[-1].err  # not a change
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "FINISHED"
+    said.append(run_here(*QUICK, address, "objective=none", code=2))
+    assert not [one for one in said if "s3cr" in one.out + one.err]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [str(path) for path in files if b"s3cr" in path.read_bytes()] == []

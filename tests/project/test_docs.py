@@ -30,7 +30,7 @@ NOT_FOLLOWED = {
     "pip ": "has been done",
     "make ": "has been done, or takes an hour",
     ". .venv/bin/activate": "has been done",
-    "mlflow ui": "tests/promises/test_mlflow_ui.py",
+    "mlflow ui": "tests/promises/test_records.py",
     "budget=": "tests/trials/test_measure.py",
     "python benchmarks/": "tests/benchmarks/",
     "torchrun --nnodes=2": "needs another machine",

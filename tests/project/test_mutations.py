@@ -1,11 +1,18 @@
-"""Each fault of `mutations.py` still fits the code; the script itself takes too long to run with every change."""
+"""Each fault still fits the code, and each promise of the README has its file, its words and its faults.
+
+`mutations.py` itself takes too long to run with every change.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
 from mutations import FAULTS, ROOT, Fault, apply
+
+PROMISES = sorted((ROOT / "tests" / "promises").glob("test_*.py"))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -24,3 +31,21 @@ def test_a_fault_that_fits_no_more_is_refused(tmp_path: Path):
     (tmp_path / "a.py").write_text("x = 1\n")
     with pytest.raises(SystemExit, match="'y = 2' stands 0 times in a.py"):
         apply(Fault("name", "unit", "a.py", "y = 2", "", ""), tmp_path)
+
+
+def plain(text: str) -> str:
+    """A text without line breaks, and without the marks and links of Markdown."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split())).replace("**", "").replace("`", "")
+
+
+@pytest.mark.parametrize("path", PROMISES, ids=lambda path: path.stem)
+def test_a_promise_has_the_words_of_the_readme_and_faults(path: Path):
+    words = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
+    assert plain(words).rstrip(".") in plain((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [fault for fault in FAULTS if fault.promise == path.stem.removeprefix("test_")]
+
+
+def test_a_fault_has_one_name_and_one_place():
+    names = [fault.name for fault in FAULTS]
+    assert len({*names}) == len(names)
+    assert not [fault.name for fault in FAULTS if fault.promise == "unit" and "promises/" in fault.tests]

@@ -1,4 +1,7 @@
-"""`--json` prints results for programs: one object on stdout, the exit code, and lines of progress."""
+"""`--json` prints results for programs.
+
+They read one object on stdout, the exit code, and lines of progress.
+"""
 
 from __future__ import annotations
 

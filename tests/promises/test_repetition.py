@@ -1,6 +1,6 @@
-"""The same command gives the same bits. Adding a callback changes no numbers.
+"""The same command gives the same bits.
 
-Nor does evaluating. A rerun is the same experiment, though `conf/` has changed since.
+Adding a callback changes no numbers, nor does evaluating. A rerun is the same experiment whatever `conf/` has become.
 """
 
 from __future__ import annotations

@@ -91,31 +91,37 @@ def test_the_last_lines_say_where_it_lies_and_what_to_do_with_it(story: Any):
     ]
 
 
-def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, tmp_path: Path, run_app: Any):
+@pytest.fixture
+def moved(story: Any, tmp_path: Path) -> Path:
+    """The folder of the run in a copy of the main job's folder, which the store knows by its new place."""
     shutil.copytree(story[0], tmp_path, dirs_exist_ok=True, symlinks=True)
     (run_dir,) = run_folders(tmp_path)
     database = tmp_path / "outputs" / "mlflow.db"
-    for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):  # moved with its folder
+    for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
         change(database, f"update {table} set {column} = replace({column}, ?, ?)", str(story[0]), str(tmp_path))
     for file in (run_dir / "mlflow").glob("*.json*"):
         file.write_text(file.read_text().replace(str(story[0]), str(tmp_path)))
+    return run_dir
+
+
+def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(moved: Path, tmp_path: Path, run_app: Any):
     before = query(tmp_path, "select run_uuid, name from runs")
 
     # A run that is refused changes nothing of what was finished.
-    refused = run_app("resume", str(run_dir.relative_to(tmp_path)), exit_code=2)
+    refused = run_app("resume", str(moved.relative_to(tmp_path)), exit_code=2)
     assert "max_duration='2ep' is reached" in refused.stderr
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
 
     # Everything but what is given again is as the run was started: model, data, callbacks.
-    run_app("resume", str(run_dir.relative_to(tmp_path)), "trainer.max_duration=3ep")
-    assert run_folders(tmp_path) == [run_dir]
+    run_app("resume", str(moved.relative_to(tmp_path)), "trainer.max_duration=3ep")
+    assert run_folders(tmp_path) == [moved]
     assert query(tmp_path, "select run_uuid, name from runs") == before
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
     for key in ("loss/train/total", "lr-SGD/group0"):
         rows = query(tmp_path, "select step from metrics where key = ? order by step", key)
         assert [step for (step,) in rows] == list(range(1, 10))
-    assert (run_dir / "checkpoints" / "latest").resolve().name == "ep3-ba9"
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert (moved / "checkpoints" / "latest").resolve().name == "ep3-ba9"
+    config = yaml.safe_load((moved / "config.yaml").read_text())
     assert config["data"]["batch_size"] == 400 and config["trainer"]["max_duration"] == "3ep"
 
 

@@ -306,47 +306,48 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(
 LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
 
 
-def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
-    folder: Path, asked: tuple[str, list[str]], run_app: Any
-):
-    (address, paths), run = asked, folder / "run"
+@pytest.fixture
+def attacked(folder: Path, asked: tuple[str, list[str]], run_app: Any) -> dict[str, str | None]:
+    """The environment of a user whose run came back with another `mlflow/` folder, and with links to a secret file."""
     (folder / "outputs" / "mlflow.db").rename(folder / "store.db")
     shutil.copy(folder / "store.db", folder / "theirs.db")
     run_app(*LOGGED, "hydra.run.dir=run", env={"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/theirs.db"})
-    secret, victim = folder / "secret.txt", folder / "victim.npy"
-    secret.write_text("a secret")
-    victim.write_text("precious")
-    attack_mlflow(run, address, secret, victim)
-    signature = (run / "signature").read_text()
-    (run / "signature").write_text("of somebody else")
-    assert read_target(run / "mlflow") is None
-    own = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/outputs/mlflow.db"}
+    (folder / "secret.txt").write_text("a secret")
+    (folder / "victim.npy").write_text("precious")
+    attack_mlflow(folder / "run", asked[0], folder / "secret.txt", folder / "victim.npy")
     (folder / "outputs").mkdir(exist_ok=True)
     (folder / "store.db").rename(folder / "outputs" / "mlflow.db")
+    return {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/outputs/mlflow.db"}
 
-    refused = run_app("sync", "run", exit_code=2, env=own)
-    assert str(run / "link") in refused.stderr
-    links = [run / "link", run / "folder" / "link"]
-    for link in links:
-        link.unlink()
-    refused = run_app("sync", "run", exit_code=2, env=own)
-    assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and address in refused.stderr
-    assert not paths and victim.read_text() == "precious"
 
-    # The user's own record, returned with a different `mlflow/`, may contain links: it goes to the user's own store.
-    (run / "signature").write_text(signature)
-    for link in links:
-        link.symlink_to(secret)
-    run_app("resume", "run", "trainer.max_duration=3ep", env=own)
-    assert not paths and victim.read_text() == "precious"
+def test_a_foreign_mlflow_folder_is_sent_to_nobody(
+    attacked: dict[str, str | None], folder: Path, asked: tuple[str, list[str]], run_app: Any
+):
+    (folder / "run" / "signature").write_text("of somebody else")
+    assert read_target(folder / "run" / "mlflow") is None
+    refused = run_app("sync", "run", exit_code=2, env=attacked)
+    assert str(folder / "run" / "link") in refused.stderr
+    for link in ("link", "folder/link"):
+        (folder / "run" / link).unlink()
+    refused = run_app("sync", "run", exit_code=2, env=attacked)
+    assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and asked[0] in refused.stderr
+    assert not asked[1] and (folder / "victim.npy").read_text() == "precious"
+
+
+def test_a_foreign_mlflow_folder_of_an_own_run_steals_and_deletes_nothing(
+    attacked: dict[str, str | None], folder: Path, asked: tuple[str, list[str]], run_app: Any
+):
+    """The record is the user's own, so links may stand in it: the run goes to the user's own store."""
+    run_app("resume", "run", "trainer.max_duration=3ep", env=attacked)
+    assert not asked[1] and (folder / "victim.npy").read_text() == "precious"
     assert query(folder, "select name from experiments where name != 'Default'") == [("runner",)]
     assert query(folder, "select status from runs") == [("FINISHED",)]
     stolen = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]
     assert stolen and not any("a secret" in path.read_text(errors="replace") for path in stolen)
     assert not (folder / "into").exists() and not list(folder.rglob("stolen"))
-    said = (run / "mlflow" / "writer.log").read_text()
+    said = (folder / "run" / "mlflow" / "writer.log").read_text()
     assert said.count("artifact was left out") == 5 and "/proc is not in the run's folder" in said
-    assert f"{secret} is not in the run's folder" in said
+    assert f"{folder / 'secret.txt'} is not in the run's folder" in said
 
 
 KEY = "callbacks.mlflow_logger.tracking_uri"

@@ -37,6 +37,15 @@ from runner.optim.schedulers import linear
 
 MOST_SAMPLES = 17
 
+
+class LeavingOut(Algorithm):
+    """Leaves out the targets that are token 0, of which samples have different numbers."""
+
+    def after_dataloader(self, state, logger):
+        inputs, targets = state.batch
+        state.batch = inputs, targets.masked_fill(targets == 0, -100)
+
+
 CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     # name: model, data, samples, batch size, arguments of the Trainer
     "even": (Classifier, class_data, 24, 8, {}),
@@ -57,11 +66,12 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     "tokens, microbatches": (language_model, token_data, 17, 8, {"microbatch_size": 1}),
     "windows": (language_model, window_data, 17, 8, {}),
     "windows, declared": (language_model, window_data, 17, 8, {"equal_targets": True}),
+    "windows, left out": (language_model, window_data, 17, 8, {"equal_targets": True, "algorithm": LeavingOut}),
     "own training_step": (OwnStep, class_data, 23, 9, {}),
     "own training_step, fewer samples than ranks": (OwnStep, class_data, 17, 8, {"grad_accum": 2}),
     "manual optimization": (StepsItself, class_data, 23, 9, {}),
     "manual optimization, fewer samples than ranks": (StepsItself, class_data, 17, 8, {}),
-    "averaged": (Classifier, class_data, 23, 9, {"algorithms": "EMA"}),
+    "averaged": (Classifier, class_data, 23, 9, {"algorithm": lambda: EMA("5ba")}),
 }
 
 
@@ -69,8 +79,8 @@ def train(name: str) -> dict[str, Any]:
     """What two epochs left behind."""
     make_model, make_data, num_samples, batch_size, arguments = CASES[name]
     arguments = dict(arguments)
-    if arguments.pop("algorithms", None):
-        arguments["algorithms"] = [EMA("5ba")]
+    if "algorithm" in arguments:
+        arguments["algorithms"] = [arguments.pop("algorithm")()]
     data = make_data(num_samples)
     loader = TensorLoader(*data, batch_size=batch_size, shuffle=True)
     loader.equal_targets = arguments.pop("equal_targets", False)
@@ -127,14 +137,6 @@ def evaluate_each_size() -> dict[int, dict[str, Any]]:
             values["kept"] = torch.atleast_1d(values["kept"]).sort().values
             found[n] = {"values": values, "samples": trainer.state.eval_timestamp.sample}
     return found
-
-
-class Cropping(Algorithm):
-    """Leaves out the last target."""
-
-    def after_dataloader(self, state, logger):
-        inputs, targets = state.batch
-        state.batch = inputs, torch.where(torch.arange(targets.shape[1]) < targets.shape[1] - 1, targets, -100)
 
 
 def collectives_of(
@@ -309,7 +311,7 @@ def agree() -> None:
                 "tokens": collectives_of(language_model(), token_data(480)),
                 "windows": collectives_of(language_model(), window_data(480), equal_targets=True),
                 "left out": collectives_of(
-                    language_model(), window_data(480), equal_targets=True, algorithms=[Cropping()]
+                    language_model(), window_data(480), equal_targets=True, algorithms=[LeavingOut()]
                 ),
             },
             "clock": end_after_seconds(0.5),

@@ -103,9 +103,10 @@ class _Replayed(torch.autograd.Function):
         ctx.recording = recording
         return recording.forward()
 
+    # Torch's types of the decorator drop the names of the arguments.
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None, *ctx.recording.backward(gradient)
 
 

@@ -155,13 +155,13 @@ def run_ignite(network: nn.Module, loader: DataLoader, setting: str) -> None:
     if setting == "callbacks":
         for event in ten(lambda _: Events.ITERATION_STARTED, lambda _: Events.ITERATION_COMPLETED):
             trainer.add_event_handler(event, lambda engine: None)
-    if setting == "logged":
-        logger = TensorboardLogger(log_dir="logs")
+    logger = TensorboardLogger(log_dir="logs") if setting == "logged" else None
+    if logger is not None:
         logger.attach_output_handler(
             trainer, Events.ITERATION_COMPLETED, tag="train", output_transform=lambda loss: {"loss": loss.item()}
         )
     trainer.run(loader, max_epochs=1)
-    if setting == "logged":
+    if logger is not None:
         logger.close()
 
 

@@ -54,6 +54,7 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
 
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Return the ends of paths, as short as possible but distinct."""
+    names = [str(folder) for folder in folders]
     for count in range(1, max(len(folder.parts) for folder in folders) + 1):
         names = ["/".join(folder.parts[-count:]) for folder in folders]
         if len({*names}) == len({*folders}):

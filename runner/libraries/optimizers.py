@@ -7,6 +7,7 @@ are called in the ordinary way.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -28,7 +29,9 @@ try:
         _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
     _GRAD_MODE = _use_grad_for_differentiable(print).__code__  # type: ignore[attr-defined]
 except (ImportError, AttributeError):
-    pass
+    _WRAPPER = None  # so `step` reads none of the next three
+    _global_optimizer_pre_hooks = _global_optimizer_post_hooks = OrderedDict()
+    _profiler_enabled = bool
 _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")
 
 

@@ -52,7 +52,7 @@ class ClassificationModel(SupervisedModel):
         self.num_classes = num_classes
         self._has_own_metrics = metrics is not None
 
-    def metrics(self, train: bool) -> dict[str, Metric]:
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return the user's metrics, or `MulticlassAccuracy`: the fraction of samples whose largest logit is right."""
         if self._has_own_metrics:
             return super().metrics(train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -51,7 +52,7 @@ class LanguageModel(Model):
         # The built-in mean is NaN when no target is valid, and one such microbatch would spoil the whole batch.
         return total / self.loss_weight(batch).clamp(min=1)
 
-    def metrics(self, train: bool) -> dict[str, Metric]:
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return the bits per target token as `metric_name` for an evaluation, and no metrics for training."""
         if train:
             return {}  # the training loss is the same quantity in nats

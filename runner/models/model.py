@@ -48,10 +48,10 @@ class Model(nn.Module):
             without `training_step`.
     """
 
-    training_step: ClassVar[Callable[..., Any] | None] = None
+    training_step: Callable[..., Any] | None = None
     manual_optimization: ClassVar[bool] = False
-    slice_batch: ClassVar[Callable[..., Any] | None] = None
-    validate: ClassVar[Callable[..., Any] | None] = None
+    slice_batch: Callable[..., Any] | None = None
+    validate: Callable[..., Any] | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Model(nn.Module):
         self._validated = (batch, targets)
         return outputs
 
-    def metrics(self, train: bool) -> dict[str, Metric]:
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return new metrics by name, as a dict or a `MetricCollection`; by default an empty dict.
 
         In an evaluation the name `'loss'` is reserved for the model's own loss, which is always measured.

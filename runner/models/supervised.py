@@ -111,7 +111,7 @@ class SupervisedModel(Model):
             return "weights"
         return self._averages if type(self).loss is SupervisedModel.loss else "unknown"
 
-    def metrics(self, train: bool) -> dict[str, Metric]:
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return new copies of the metrics."""
         return {name: copy.deepcopy(metric) for name, metric in self._templates.items()}
 

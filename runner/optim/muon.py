@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -149,6 +149,12 @@ class Muon(Optimizer):
         if self._rest is not None:
             self._rest.state = self.state
             self._rest.param_groups = [group for group in self.param_groups if "ns_steps" not in group]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:

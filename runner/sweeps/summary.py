@@ -243,6 +243,7 @@ def _print(
     statuses = Counter(job.result.status.lower() for job in jobs) + Counter(refused=refused)
     print(f"\n{sweep.name}: {', '.join(f'{count} {status}' for status, count in statuses.items())}")
     width = make_console(200).width
+    lines: list[str] = []
     for shown in range(SHOWN_METRICS, -1, -1):
         lines = align(*tabulate_settings(settings[:SHOWN], metrics_of(jobs)[:shown]))
         if len(lines[0]) <= width:

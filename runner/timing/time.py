@@ -213,7 +213,8 @@ class Timestamp(NamedTuple):
         """Return the position at the start of the next iteration."""
         return self._replace(iteration=self.iteration + 1, epoch_in_iteration=0)
 
-    def count(self, unit: TimeUnit | str) -> int | float:
+    # Hides tuple.count, which is no use for a position.
+    def count(self, unit: TimeUnit | str) -> int | float:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the count of a unit since the start of training, as a plain number.
 
         Raises:

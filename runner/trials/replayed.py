@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,8 @@ class Act(NamedTuple):
     """Texts such as 'batch' or 'gradients norm 3.2 -> norm 1'."""
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True)
+class Sample:
     """A sample of the batch, as the loss saw it."""
 
     index: int | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, start: int) -> Non
             "from_batch": start,
             "equal": equal,
             "loss": noted.loss,
-            "samples": [sample._asdict() for sample in noted.samples],
+            "samples": [asdict(sample) for sample in noted.samples],
             "worst": worst,
             "gradients": noted.gradients,
             "activations": noted.activations,

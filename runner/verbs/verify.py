@@ -62,7 +62,7 @@ class Finding(NamedTuple):
     """The first batch after which they differ; None if they never do."""
     parts: tuple[str, ...]
     """The parts that differ after that batch, causes first."""
-    count: int
+    compared: int
     """The number of compared batches."""
 
 
@@ -165,18 +165,18 @@ def _report(
             reason = "the digests of this run contain no values, so only bits can be compared"
             raise WrongKey("--tolerance", reason, repr(options["tolerance"]))
         finding = compare(kept, again, parts, options["tolerance"])
-        if kept and not finding.count:
+        if kept and not finding.compared:
             raise WrongConfig(
                 f"RUN={job.typed_run!r}: no batch with digests was reached: the run ended earlier", at="RUN"
             )
     how = f"up to {options['tolerance']:g}" if options["tolerance"] else "bit for bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
     result = {"equal": finding.batch is None, "batch": finding.batch, "parts": [*finding.parts]}
-    set_fields(result={**result, "agreed": finding.agreed, "compared": finding.count, "changed": [*changed]})
+    set_fields(result={**result, "agreed": finding.agreed, "compared": finding.compared, "changed": [*changed]})
     rows = [("run", job.typed_run), *(("changed", text) for text in changed)]
     if finding.batch is None:
         if kept:
-            count = f"{finding.count} digests compared"
+            count = f"{finding.compared} digests compared"
             rows.append(("ok verify", f"equal {how} up to batch {finding.agreed}; {count}{only}"))
         else:
             rows.append(("warning verify", "the run has kept no digests: the new ones are pinned"))

@@ -130,6 +130,7 @@ def test_trained_weights_are_restored_after_an_error(make_trainer):
         model = trainer.state.unwrapped_model
         before = copy.deepcopy(model.state_dict())
         storage = [parameter.data_ptr() for parameter in model.parameters()]
+        average: dict[str, torch.Tensor] = {}
         with pytest.raises(RuntimeError, match="inside"), evaluation_weights(trainer.state):
             average = copy.deepcopy(model.state_dict())
             with evaluation_weights(trainer.state):

@@ -391,8 +391,8 @@ class AlwaysInfinite(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient):
-        return gradient * math.inf
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0] * math.inf
 
 
 def test_overflowing_gradients_are_left_to_the_loss_scaler_while_its_scale_can_fall(make_trainer):

@@ -150,9 +150,9 @@ def test_the_thread_that_writes_computes_on_one_core_and_no_other_does(tmp_path)
     seen: dict[str, int] = {}
 
     class Notes(CheckpointSaver):
-        def _write(self, *arguments):
+        def _write(self, *arguments, **named):
             seen["writer"] = torch.get_num_threads()
-            super()._write(*arguments)
+            super()._write(*arguments, **named)
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -173,9 +173,9 @@ def test_training_and_later_saves_do_not_change_a_pending_write(tmp_path: Path, 
 
         waiting = False
 
-        def _write(self, snapshot, *rest):
+        def _write(self, snapshot, *rest, **named):
             wait_until(lambda: self.waiting)
-            super()._write(snapshot, *rest)
+            super()._write(snapshot, *rest, **named)
 
         def _wait(self):
             self.waiting = True

@@ -291,7 +291,7 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
             super()._save(state, logger)
             self.waits_at_start = self.waits
 
-        def _write(self, snapshot, name, *rest):
+        def _write(self, snapshot, name, *rest, **named):
             if name == "ep1-ba4":
                 closing.wait(PATIENCE)
                 before = self.waits_at_start
@@ -302,7 +302,7 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
                 while self.waits < before + 2 and signal.getsignal(signal.SIGINT) == handler:
                     signal.pthread_kill(main, signal.SIGINT)
                     time.sleep(0.5)
-            super()._write(snapshot, name, *rest)
+            super()._write(snapshot, name, *rest, **named)
 
     class Fails(Callback):
         def batch_start(self, state, logger):

@@ -41,7 +41,7 @@ class Faulty(MemoryFileSystem):
         path = str(path).removeprefix("faulty://")
         return "/" + path.strip("/") if path.strip("/") else ""
 
-    def put_file(self, lpath: Any, rpath: Any, **_: Any) -> None:
+    def put_file(self, lpath: Any, rpath: Any, *_: Any, **named: Any) -> None:
         type(self).uploads += 1
         with open(lpath, "rb") as file:
             content = file.read()

@@ -49,8 +49,8 @@ print(json.dumps([str(function.metadata.signature), numpy.shape(function.metadat
 class Branching(nn.Linear):
     """A network whose branches depend on the data, which torch cannot export."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs) if inputs.sum() > 0 else super().forward(-inputs)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if input.sum() > 0 else super().forward(-input)
 
 
 def fit(mlflow: MLflowLogger, network: nn.Module, callbacks: Sequence[Callback] = ()) -> None:

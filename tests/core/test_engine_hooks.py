@@ -1,5 +1,8 @@
 """Hooks that cannot be called, or would do nothing, are refused when the trainer is made; all others are called."""
 
+# Hooks with other signatures than ours are what is tested.
+# pyright: reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import functools

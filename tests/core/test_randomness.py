@@ -136,7 +136,7 @@ def test_metrics_are_no_part_of_the_streams():
     class Sampling(torchmetrics.MeanMetric):
         """Draws when it is updated."""
 
-        def update(self, *values):
+        def update(self, *values, **weighted):
             torch.rand(3)
             super().update(torch.ones(()))
 

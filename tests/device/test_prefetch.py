@@ -34,7 +34,8 @@ class Stream(torch.Stream):
         self.queued.append((operation, self.waits))
         self.waits = []
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: torch.Stream) -> None:
+        assert isinstance(other, Stream)
         self.waits.append((other, len(other.queued)))
 
     def step(self) -> bool:

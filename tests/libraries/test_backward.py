@@ -63,7 +63,7 @@ def test_a_loss_of_another_class_starts_its_own_backward_pass():
     heard = []
 
     class Loss(Tensor):
-        def backward(self, *arguments: Any) -> None:
+        def backward(self, *arguments: Any, **named: Any) -> None:
             heard.append(arguments)
 
     module.backward(torch.ones(()).as_subclass(Loss), torch.ones(()))

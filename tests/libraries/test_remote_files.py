@@ -27,7 +27,7 @@ class Endless(BaseHTTPRequestHandler):
             while True:
                 self.wfile.write(b'<a href="ep1/">ep1</a>\n' * 1000)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
 

@@ -34,12 +34,13 @@ class GAN(Model):
     def forward(self, batch):
         return self.generator(batch[0])
 
-    def training_step(self, state):
+    def training_step(self, state) -> Any:
         return self.steps(state.microbatch, state.optimizers, state.loss_scale)
 
-    def steps(self, batch, optimizers, scale=1.0, discriminations=2):
+    def steps(self, batch, optimizers, scale=1.0, discriminations=2) -> Any:
         noise, real = batch
         to_generate, to_discriminate = optimizers
+        judged = torch.zeros(())
         for _ in range(discriminations):
             to_discriminate.zero_grad()
             fake = self.generator(noise).detach()
@@ -122,7 +123,7 @@ def test_it_is_resumed_to_the_bit(tmp_path: Path, arguments: dict[str, Any]):
 class Once(GAN):
     """Steps each optimizer once a batch."""
 
-    def steps(self, batch, optimizers, scale=1.0, discriminations=1):
+    def steps(self, batch, optimizers, scale=1.0, discriminations=1) -> Any:
         return super().steps(batch, optimizers, scale, discriminations)
 
 

@@ -78,6 +78,7 @@ def fit(duration: str, **arguments) -> dict[str, Tensor]:
 def fit_by_hand(epochs: int) -> dict[str, Tensor]:
     cell, head = make_parts()
     optimizer = SGD([*cell.parameters(), *head.parameters()], lr=0.3)
+    hidden = torch.zeros(1, SEQUENCES, HIDDEN)
     for _ in range(epochs):
         hidden = torch.zeros(1, SEQUENCES, HIDDEN)
         for inputs, targets in zip(*(part.split(SEQUENCES) for part in make_windows()), strict=True):

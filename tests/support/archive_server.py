@@ -41,7 +41,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]  # the base is not generic
 
     def do_GET(self) -> None:
         self.server.requests += 1
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.silent.set()
             self.server.let_go.wait(PATIENCE)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
 

@@ -1,5 +1,8 @@
 """Callbacks and algorithms in Composer's documented interface, as users have them: only the import differs."""
 
+# They take a Composer state, a view of the one that our hooks take.
+# pyright: reportIncompatibleMethodOverride=false
+
 from __future__ import annotations
 
 import copy

@@ -93,6 +93,7 @@ class StepsItself(OwnStep):
     manual_optimization = True
 
     def training_step(self, state):
+        loss = None
         for _ in range(2):
             state.optimizers[0].zero_grad()
             loss = super().training_step(state)

@@ -46,7 +46,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]  # the base is not generic
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         if stops is not None or not server.says_size:
             self.close_connection = True
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
 

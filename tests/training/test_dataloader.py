@@ -102,7 +102,7 @@ def test_samplers_are_told_the_epoch(where: str):
     elif where == "batch_sampler":
 
         class Batches(Epochs):
-            def __iter__(self):
+            def __iter__(self) -> Any:
                 order = list(super().__iter__())
                 return iter([order[:5], order[5:]])
 
@@ -111,7 +111,7 @@ def test_samplers_are_told_the_epoch(where: str):
     else:
 
         class Loader(Epochs):
-            def __iter__(self):
+            def __iter__(self) -> Any:
                 return iter(torch.tensor(list(super().__iter__())).split(5))
 
         loader = sampler = Loader()

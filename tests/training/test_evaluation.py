@@ -214,9 +214,11 @@ def test_evaluation_sees_the_weights_of_algorithms_and_training_its_own():
     "event", [e for e in Event if e.name.startswith(("EVAL", "PREDICT")) and "STANDALONE" not in e.name]
 )
 def test_an_error_inside_puts_weights_and_modes_back(event: Event):
+    failing = event
+
     class Fails(Callback):
-        def run_event(self, happening, state, logger):
-            if happening is event:
+        def run_event(self, event, state, logger):
+            if event is failing:
                 raise ValueError("mine")
 
         def close(self, state, logger):

@@ -58,8 +58,8 @@ class Forgetful(nn.Linear):
         super().__init__(64, 10)
         self.saves = saves
 
-    def forward(self, inputs: Any) -> Any:
-        return super().forward(inputs.flatten(1))
+    def forward(self, input: Any) -> Any:
+        return super().forward(input.flatten(1))
 
     def get_extra_state(self) -> Any:
         return {"calls": 3} if self.saves else {len}

@@ -1,5 +1,8 @@
 """Composer's lengths and positions in training: counts are `Time` objects, wall-clock times are `timedelta`."""
 
+# Composer names its counts as we do and types them differently.
+# pyright: reportIncompatibleVariableOverride=false
+
 from __future__ import annotations
 
 import operator

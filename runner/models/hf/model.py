@@ -68,7 +68,7 @@ class HFModel(Model):
             raise ValueError(f"the model computed no loss: the batch has no 'labels', only {held}")
         return outputs["loss"]
 
-    def metrics(self, train: bool) -> dict[str, Metric]:
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return new copies of the metrics, or the default ones of the task."""
         if self._templates is None:
             return default_metrics(self.task, self.module.config, train)

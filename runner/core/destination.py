@@ -41,9 +41,9 @@ class SweepSummary:
     sweep: str
     name: str
     status: str
-    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = field(default_factory=dict)
-    best: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = field(default_factory=dict[str, Any])
+    best: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     files: Sequence[Path] = ()
 
 

@@ -18,7 +18,7 @@ def check_hooks(hook: Hooks) -> None:
     overridden = {
         name: [*inspect.signature(method).parameters][1:]
         for base in _BASES
-        for name, method in (vars(base).items() if isinstance(hook, base) else ())
+        for name, method in (vars(base).items() if base in kind.__mro__ else ())
         if inspect.isfunction(method) and (getattr(kind, name) is not method or name in vars(hook))
     }
     for name, arguments in overridden.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
+from runner.libraries.typed import is_mapping, is_sequence
 
 
 def as_step(step: Any) -> int:
@@ -40,12 +41,12 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
     return array
 
 
-def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> tuple[list[str], list[list[Any]]]:
+def check_table(columns: Any, rows: Any, name: str) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and rows of a logged table; tensors and arrays of one element become plain numbers."""
     _check_text(name)
-    if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+    if not is_sequence(columns) or not all(isinstance(name, str) for name in columns):
         raise wrong_argument("columns", columns, "must be a list of names, such as ['image', 'score']")
-    if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
+    if not is_sequence(rows) or not all(is_sequence(row) for row in rows):
         raise wrong_argument("rows", rows, "must be a list with a list of values for each row; arrays have tolist()")
     for row in rows:
         if len(row) != len(columns) or any(getattr(value, "shape", ()) for value in row):
@@ -57,13 +58,13 @@ def _check_text(name: Any) -> None:
     refuse_if(not isinstance(name, str) or not name, "name", name, "must be a name to log this under, as text")
 
 
-def check_named(name: str, values: Mapping[str, Any]) -> None:
+def check_named(name: str, values: Any) -> None:
     """Check that a logged value is a dict with names as keys."""
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+    if not is_mapping(values) or not all(isinstance(key, str) for key in values):
         raise wrong_argument(name, values, "must be a dict of values by name, such as {'width': 64}", TypeError)
 
 
-def check_file(path: str | Path, folder: str | None) -> Path:
+def check_file(path: Any, folder: str | None) -> Path:
     """Return the path of a file that is logged; `folder` is its folder in the destination."""
     if not isinstance(path, str | PurePath) or not Path(path).is_file():
         raise wrong_argument("path", str(path), "must be a complete file; a folder is logged file by file")

@@ -18,6 +18,7 @@ from runner.core.destination import LoggerDestination, MetricRecord
 from runner.core.logged import as_step, check_file, check_images, check_named, check_table
 from runner.failures.errors import wrong_argument
 from runner.failures.facts import add_raiser
+from runner.libraries.typed import to_list
 
 if TYPE_CHECKING:
     from runner.core.state import State
@@ -257,5 +258,5 @@ def read_back(records: Sequence[MetricRecord]) -> None:
     for entries in groups.values():
         # The intended host-device sync, on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in entries])
-        for (metrics, key), value in zip(entries, values.tolist(), strict=True):
+        for (metrics, key), value in zip(entries, to_list(values), strict=True):
             metrics[key] = float(value)

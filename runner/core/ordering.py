@@ -49,7 +49,7 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
         sorter = TopologicalSorter(before)
         sorter.prepare()
     except CycleError as error:
-        cycle = " -> ".join(names[index] for index in error.args[1])
+        cycle = " -> ".join(names[index] for index in list[int](error.args[1]))
         raise ValueError(f"algorithms form a cycle in runs_before/runs_after: {cycle}") from None
     ordered: list[int] = []
     ready = list(sorter.get_ready())

@@ -53,7 +53,8 @@ class ForwardStream:
         self._seed_device: Callable[[int], Any] | None = None
         if device.type == "cuda":
             torch.cuda.init()  # creates the generators
-            index = torch.cuda.current_device() if device.index is None else device.index
+            with torch.cuda.device(device):  # without an index: the current device
+                index = torch.cuda.current_device()
             self._seed_device = torch.cuda.default_generators[index].manual_seed
         elif device.type not in ("cpu", "meta"):
             self._seed_device = getattr(torch, device.type).manual_seed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ class State:
     """The run's name, equal on all ranks."""
     run_dir: Path = Path()
     """The run's folder, equal on all ranks; created on the first write."""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
     """The resolved config of the run; empty for a run that was set up in Python."""
 
     max_duration: Time
@@ -70,14 +70,14 @@ class State:
     """The logger destinations that are active on this rank."""
     evaluators: Sequence[Evaluator] = ()
     """The evaluators, in the order given, which is the order in which they run."""
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list[torch.optim.Optimizer])
     """The optimizers, in the order given; at INIT only optimizers that were not given as factories."""
-    schedulers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list[Any])
     """The schedulers that set learning rates: `runner.optim.scheduled_rates.ScheduledRates` and torch's own."""
     scaler: torch.amp.GradScaler | None = None
     """The loss scaler for amp_fp16, otherwise None."""
 
-    ddp_options: Mapping[str, Any] = field(default_factory=dict)
+    ddp_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments for torch's DistributedDataParallel; hooks may set them at INIT."""
 
     train_dataloader: Iterable[Batch] | None = None
@@ -111,20 +111,20 @@ class State:
     of the batch of all ranks, times the scale of the fp16 scaler."""
     total_loss: Tensor = field(init=False)
     """The loss of this rank's whole batch, detached and zero-dimensional; complete at AFTER_TRAIN_BATCH."""
-    loss_parts: dict[str, Tensor] = field(default_factory=dict, init=False)
+    loss_parts: dict[str, Tensor] = field(default_factory=dict[str, Tensor], init=False)
     """The parts of `total_loss` by name if the model returns a dict; detached and zero-dimensional."""
-    train_metrics: dict[str, Any] = field(default_factory=dict)
+    train_metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     """Metrics over this epoch's training batches, by name."""
-    eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    eval_metrics: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Evaluation metrics by evaluator label and metric name."""
-    train_metric_values: dict[str, Tensor] = field(default_factory=dict)
+    train_metric_values: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """The values of `train_metrics` at the last EPOCH_END, over all ranks."""
-    eval_metric_values: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    eval_metric_values: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
     """The latest evaluation results over all ranks, by evaluator label and metric name; 'loss' is the mean loss."""
 
     resumed_from: Path | None = field(default=None, init=False)
     """The checkpoint from which this run was resumed; at BEFORE_LOAD it may still be the folder that holds it."""
-    unfinished_hooks: dict[str, list[str]] = field(default_factory=dict, init=False)
+    unfinished_hooks: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
     """The event at which a callback failed, with the config keys of the hooks that still have to handle it when the run
     is resumed; empty if no callback failed."""
     stop_requested: bool = field(default=False, init=False)
@@ -181,7 +181,7 @@ class State:
         self.interruption = error
 
     @contextmanager
-    def changing(self, settles: bool = True) -> Iterator[None]:
+    def changing(self, settles: bool = True) -> Generator[None]:
         """Mark the state as inconsistent while the body of a `with` statement changes it.
 
         After an error the state stays inconsistent, unless `unfinished_hooks` holds everything that remains to be done.

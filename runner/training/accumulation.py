@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from runner.core.state import State
 from runner.device.attempts import CANNOT_RETRY, is_out_of_memory, save_for_retry, shapes_of
@@ -58,7 +59,7 @@ def in_microbatches(run: Run, share: Share) -> None:
     rounds = len(microbatches)
     if run.is_sharded and (state.grad_accum > 1 or size is not None):
         rounds = max_over_ranks(rounds)  # ranks with fewer samples may have fewer microbatches
-    losses = []
+    losses: list[tuple[Tensor, dict[str, Tensor]]] = []
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
         is_last = index == rounds - 1
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():

@@ -23,6 +23,7 @@ from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.sharding import Layout
 from runner.failures.checks import check_session, check_subset, check_whole, refuse_if, refuse_one_shot
+from runner.libraries.typed import is_mapping, is_sequence
 from runner.models.model import Model
 from runner.terminal.console import in_notebook
 from runner.timing.event import Event
@@ -201,7 +202,7 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
 
 def split_schedulers(schedulers: Any) -> tuple[list[Any], list[Algorithm]]:
     """Return the schedulers that are functions of time, and those that are algorithms."""
-    if not isinstance(schedulers, list | tuple):
+    if not is_sequence(schedulers):
         schedulers = [] if schedulers is None else [schedulers]
     acting = [scheduler for scheduler in schedulers if isinstance(scheduler, Algorithm)]
     for algorithm in acting:
@@ -257,7 +258,7 @@ def _progress_bars(hooks: Sequence[Hooks], is_wanted: bool | None) -> list[Any]:
 def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
     """Return a list from a single object, a sequence, or a mapping, whose keys become the objects' config keys."""
     value = () if value is None else value
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         for key, hook in value.items():
             _check_kind(f"{name}.{key}", hook, kind)
             hook.config_key = hook.config_key or key
@@ -268,14 +269,14 @@ def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
     return hooks
 
 
-def _check_kind(name: str, value: Any, kind: type[Hooks]) -> None:
+def _check_kind(name: str, value: object, kind: type[Hooks]) -> None:
     """Check that a value is an instance of a subclass of `kind`, with hooks that can be called."""
     if isinstance(value, kind):
         check_hooks(value)
         return
+    shown = type(value).__name__ if isinstance(value, Hooks) else repr(value)
     if isinstance(value, type) and issubclass(value, kind):
         raise TypeError(f"{name}={value.__name__}: this is a class; pass an instance, {value.__name__}(...)")
-    shown = type(value).__name__ if isinstance(value, Hooks) else repr(value)
     for group, base in (("algorithms", Algorithm), ("callbacks", Callback)):
         if isinstance(value, base):
             raise TypeError(f"{name}={shown}: belongs in {group}, because it is a subclass of runner.{base.__name__}")

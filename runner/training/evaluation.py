@@ -7,7 +7,7 @@ the batch number, so equal weights give equal values, whatever callbacks draw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -99,7 +99,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
 
 def predict(run: Run, stream: BatchStream) -> list[Any]:
     """Return this rank's outputs on the CPU, one entry per batch. Call it on all ranks."""
-    predictions = []
+    predictions: list[Any] = []
 
     def keep(outputs: Any, samples: int) -> None:
         if samples:
@@ -146,7 +146,7 @@ _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "stream")
 
 
 @contextmanager
-def evaluation(run: Run, weights: AbstractContextManager[None] | None = None) -> Iterator[None]:
+def evaluation(run: Run, weights: AbstractContextManager[None] | None = None) -> Generator[None]:
     """Put the model in evaluation mode with the weights to evaluate, then restore the state of training."""
     state = run.state
     before = {name: getattr(state, name) for name in _IN_FLIGHT if hasattr(state, name)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.failures.checks import check_function, check_list, check_subset, refuse_if
+from runner.libraries.typed import is_sequence
 from runner.timing.time import Interval, Time
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         return []
     if isinstance(eval_dataloader, Evaluator):
         return [eval_dataloader]
-    items = eval_dataloader if isinstance(eval_dataloader, list | tuple) else []
+    items: Sequence[Any] = eval_dataloader if is_sequence(eval_dataloader) else []
     if items and all(isinstance(item, Evaluator) for item in items):
         labels = [item.label for item in items]
         if len({*labels}) < len(labels):

@@ -22,6 +22,7 @@ from runner.core.state import State
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_group
 from runner.libraries.torchmetrics import empty
+from runner.libraries.typed import is_mapping, is_sequence
 from runner.models.model import Model
 
 MOST_TERMS = 128  # zero-dimensional tensors that a mean collects before it adds them up in one operation
@@ -97,9 +98,9 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
 
     Elements of a sequence or tensor are numbered from 0; those of a mapping keep their names.
     """
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         parts = value.items()
-    elif isinstance(value, list | tuple) or (isinstance(value, Tensor) and value.numel() != 1):
+    elif is_sequence(value) or (isinstance(value, Tensor) and value.numel() != 1):
         parts = enumerate(value)
     else:
         return {key: value}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
@@ -26,6 +26,7 @@ from runner.distributed.sharding import Layout
 from runner.distributed.signals import Interrupt
 from runner.failures.checks import check_session, check_subset, name_of_loader
 from runner.files.values import LocalPath
+from runner.libraries.typed import restored_generators
 from runner.models.model import Model, own_forward_methods
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.optim.steps import Steps, make_steps
@@ -281,14 +282,14 @@ class Trainer:
         self.close()
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self) -> Generator[None]:
         """Close the Trainer if the body fails, and restore torch's CPU and CUDA generators after the body."""
         cuda = [self.state.device] if self.state.device.type == "cuda" else []
-        with self._closing_on_error(), self.error_context(), torch.random.fork_rng(cuda):
+        with self._closing_on_error(), self.error_context(), restored_generators(cuda):
             yield
 
     @contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
+    def _closing_on_error(self) -> Generator[None]:
         try:
             yield
         except BaseException as error:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_a_signal_leaves_a_checkpoint_of_its_batch(tmp_path, number: int, error:
 class WithoutMetrics(Model):
     """A model whose metrics see no batch before the optimizer steps."""
 
-    def metrics(self, train: bool) -> dict[str, Any]:
+    def metrics(self, train: bool) -> Mapping[str, Any]:
         return {} if train else super().metrics(train)
 
 

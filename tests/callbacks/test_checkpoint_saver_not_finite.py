@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_an_error_in_a_batch_whose_loss_is_not_finite_leaves_the_batch_before(tm
                 raise FloatingPointError("found")
 
     class WithoutMetrics(Model):
-        def metrics(self, train: bool) -> dict[str, Any]:
+        def metrics(self, train: bool) -> Mapping[str, Any]:
             return {} if train else super().metrics(train)
 
     with pytest.raises(FloatingPointError, match="found"):

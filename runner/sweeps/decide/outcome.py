@@ -163,7 +163,7 @@ class Outcome:
         """Return a figure of the evidence for a difference over seeds, on a log scale."""
         look = self.look
         with style():
-            figure = make_figure(7.0, 3.6)
+            figure = make_figure(11.0, 3.4)
             axes = figure.add_subplot()
             axes.set(yscale="log", xlabel="seeds", ylabel="evidence of a difference (wealth)")
             legend = {}
@@ -174,6 +174,8 @@ class Outcome:
                 (legend[name],) = axes.plot(seeds, wealth, "o-", color=COLORS[rank % len(COLORS)], markersize=4)
             for level in sorted({*self._levels()}):
                 legend["needed"] = axes.axhline(1 / level, color=GRAY, linestyle="--", linewidth=0.9)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_title("a wealth of 1 is no evidence; it multiplies with every seed that agrees")
             add_legend(axes, [*legend.values()], [*legend])
         return figure

@@ -165,7 +165,12 @@ class Sweep:
             for index, contender in enumerate(self.contest.contenders)
             for seed in range(self.contest.most_seeds)
         }
-        return {keys[key]: result for key, result in results.items() if key in keys}
+        trained_before = {
+            (index, seed): result
+            for index, contender in enumerate(self.contest.contenders)
+            for seed, result in contender.results.items()
+        }
+        return trained_before | {keys[key]: result for key, result in results.items() if key in keys}
 
     def leave_out_unplanned(self, config: DictConfig, jobs: Sequence[PlannedJob]) -> None:
         """Leave out earlier jobs that are not planned, or had another config, if all planned jobs are known."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
@@ -14,7 +15,8 @@ from runner.cli.command import Command
 from runner.cli.command_line import LISTS, key_of, merge_repeated
 from runner.cli.declared import with_quotes
 from runner.failures.errors import WrongKey
-from runner.records.result import SEED
+from runner.records.record import Record
+from runner.records.result import SEED, Result
 
 VERB = "decide"
 SWEEPER = "decide"
@@ -27,16 +29,19 @@ class Contender:
     """A setting to compare.
 
     Attributes:
-        name: its overrides as text.
         overrides: the overrides that only this setting has; may be empty.
+        folder: the folder of runs that it was typed as; empty if it was not.
+        results: the results of these runs, by seed; they count as if they had been trained for the decision.
     """
 
     overrides: tuple[str, ...]
+    folder: str = ""
+    results: Mapping[int, Result] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
-        """Its overrides as text."""
-        return " ".join(self.overrides) or "as it is"
+        """Its folder, or its overrides as text."""
+        return self.folder or " ".join(self.overrides) or "as it is"
 
     def job(self, seed: int) -> list[str]:
         """Return the overrides of its job with a seed."""
@@ -65,9 +70,9 @@ def as_sweep(command: Command) -> Command:
     single = {key_of(override) for override in settings}
     if len(single) > 1 and all(len(_parts(override)) == 1 for override in settings):
         raise ValueError(f"{' and '.join(sorted(single))}: each typed more than once; put each setting in quotes")
-    given = [word for word in command.words if word.strip()]
-    if given:
-        raise WrongKey("SETTING", f"must be overrides, such as {EXAMPLE}", repr(given[0]))
+    for word in filter(str.strip, command.words):
+        if not Path(word).is_dir():
+            raise WrongKey("SETTING", f"must be a folder of runs, or overrides, such as {EXAMPLE}", repr(word))
     words = [*command.words, *settings]
     if len(words) == 1:
         raise WrongKey("SETTING", "is the only one; decide compares at least two; '' is the experiment as it is")
@@ -91,18 +96,40 @@ def find_contenders(command: Command, typed: Sequence[Override]) -> list[Contend
         if not override.is_discrete_sweep():
             raise WrongKey(override.get_key_element(), "decide compares a list of values, such as 0.1,0.2")
     values = product(*([f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept))
-    lists = [with_quotes(merge_repeated(shlex.split(word))) for word in command.words] or [[]]
-    contenders = [Contender((*own, *combination)) for own, combination in product(lists, map(list, values))]
+    if swept and any(Path(word).is_dir() for word in command.words if word):
+        raise WrongKey(swept[0].get_key_element(), "lists values, and settings are typed as folders; do one of both")
+    shared = [str(override.input_line) for override in typed if not override.is_sweep_override()]
+    settings = [_find_setting(word, shared) for word in command.words] or [Contender(())]
+    contenders = [
+        replace(setting, overrides=(*setting.overrides, *combination))
+        for setting, combination in product(settings, values)
+    ]
     if len(contenders) < 2:
         raise WrongKey("SETTING", f"there is nothing to compare; list values, as in {EXAMPLE}")
     if len({*contenders}) < len(contenders):
         twice = next(contender for contender in contenders if contenders.count(contender) > 1)
         raise WrongKey("SETTING", "is there twice", repr(twice.name))
     fixed = {key_of(override.get_key_element()) for override in typed}
-    for key in (key_of(override) for own in lists for override in own):
+    for key in (key_of(override) for setting in settings for override in setting.overrides):
         if key in fixed or key == SEED:
             raise WrongKey(key, "is typed for one setting and for all; type it in each setting, or for all")
     return contenders
+
+
+def _find_setting(word: str, shared: Sequence[str]) -> Contender:
+    """Return the setting of a word: a folder of finished runs that differ only in the seed, or a list of overrides."""
+    if not word or not Path(word).is_dir():
+        return Contender((*with_quotes(merge_repeated(shlex.split(word))),))
+    from runner.comparing.candidates import find_candidate  # imports numpy, which takes a tenth of a second
+
+    runs = find_candidate(word, "SETTING").runs
+    if foreign := [run.folder for run in runs if not Record(run.folder).is_own]:
+        raise WrongKey("SETTING", f"{foreign[0]} was made by someone else; type its settings", repr(word))
+    own = {tuple(text for text in run.result.overrides if key_of(text) != SEED and text not in shared) for run in runs}
+    if len(own) != 1:
+        reason = "must hold finished runs of one setting, which differ only in the seed"
+        raise WrongKey("SETTING", reason, repr(word))
+    return Contender(own.pop(), word, {seed: run.result for run in runs if (seed := run.config.get(SEED)) is not None})
 
 
 def _is_addition(override: str) -> bool:

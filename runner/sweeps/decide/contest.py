@@ -83,6 +83,25 @@ class Contest:
         pairs = pairs or {other.name: f"{first.name} | {other.name}" for other in others}
         self.levels = self.campaign.enter({fingerprint([identity, key]): name for key, name in pairs.items()})
 
+    def check_comparable(self, results: Mapping[tuple[int, int], Result]) -> None:
+        """Check that runs with equal seeds were evaluated in the same way.
+
+        Raises:
+            WrongKey: two settings have other evaluation data, or another number of samples or metric.
+        """
+        for (index, seed), result in results.items():
+            first = results.get((0, seed))
+            name = result.objective_name
+            if first is None or "FINISHED" not in (first.status, result.status) or not (name and first.objective_name):
+                continue
+            ways = {**first.evaluated_by(name), "metric": first.objective_name}
+            others = {**result.evaluated_by(name), "metric": name}
+            if different := [what for what, way in ways.items() if way != others[what]]:
+                reason = f"its evaluation differs in its {different[0]} from that of {self.contenders[0].name}"
+                raise WrongKey(
+                    "SETTING", f"{reason}; such settings cannot be compared", repr(self.contenders[index].name)
+                )
+
     def look(self, results: Mapping[tuple[int, int], Result]) -> Look:
         """Return what the results so far say, by setting and seed; results after a missing seed do not count yet."""
         objectives: list[list[float]] = []

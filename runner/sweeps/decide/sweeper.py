@@ -12,10 +12,14 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from runner.config.errors import config_errors
 from runner.distributed.threads import parallel_jobs
+from runner.failures.errors import SweepRefused, WrongConfig
 from runner.sweeps import sweep as sweeps
 from runner.sweeps.decide.contenders import SWEEPER
+from runner.sweeps.decide.contest import Look
 from runner.sweeps.decide.outcome import describe, introduce
+from runner.sweeps.sweep import Sweep
 
 
 class DecideSweeper(Sweeper):
@@ -47,7 +51,7 @@ class DecideSweeper(Sweeper):
         began = time.monotonic()
         slowest = 0.0  # seconds
         looked = number = 0
-        look = contest.look(sweep.results_of_contest())
+        look = self._look(sweep)
         while True:
             for seeds in range(looked + 1, look.seeds + 1):
                 progress.say(describe(look.after(seeds)))
@@ -61,9 +65,24 @@ class DecideSweeper(Sweeper):
                 _ = job.return_value  # raises the error of the launcher, if any
             number += len(jobs)
             slowest = max(slowest, time.monotonic() - started)
-            look = contest.look(sweep.results_of_contest())
+            look = self._look(sweep)
             if any(len(look.objectives[index]) <= seed for index, seed in jobs):
                 return  # a job failed, or the sweep was stopped
+
+    def _look(self, sweep: Sweep) -> Look:
+        """Return what the results so far say.
+
+        Raises:
+            SweepRefused: the settings cannot be compared.
+        """
+        assert sweep.contest is not None
+        results = sweep.results_of_contest()
+        try:
+            with config_errors():
+                sweep.contest.check_comparable(results)
+        except WrongConfig as error:
+            raise SweepRefused(error) from error
+        return sweep.contest.look(results)
 
 
 def register() -> None:

@@ -82,6 +82,29 @@ def test_a_campaign_shares_one_error_budget(run_here: Any, folder: Path):
 
 
 @pytest.mark.slow
+def test_runs_of_earlier_sweeps_count_as_seeds_of_their_setting(run_here: Any, folder: Path):
+    for name, lr in (("good", "0.3"), ("bad", "0.0")):
+        run_here("-m", f"optimizer.lr={lr}", "seed=0,1,2,3", f"hydra.sweep.dir=outputs/{name}", *QUIET, code=0)
+    batches(folder)
+    done = run_here("decide", "outputs/good", "outputs/bad", *QUIET, code=0)
+    assert "decision  B is worse than A, after 6 seeds" in done.out and len(batches(folder)) == 4 * BATCHES
+    assert [len(values) for values in decision(folder)["objectives"]] == [6, 6]
+    config = folder / "outputs/bad/seed0-mlp-digits/config.yaml"
+    config.write_text(f"{config.read_text()}# changed")
+    foreign = run_here("decide", "outputs/good", "outputs/bad", *QUIET)
+    assert foreign.code == 2 and "was made by someone else; type its settings" in foreign.err
+
+
+def test_settings_that_are_evaluated_on_other_data_cannot_be_compared(run_here: Any, folder: Path):
+    done = run_here("decide", "data.test_samples=0,100", *QUIET)
+    assert (
+        done.code == 2
+        and "evaluation differs in its data from that of" in done.err
+        and len(batches(folder)) == 2 * BATCHES
+    )
+
+
+@pytest.mark.slow
 def test_after_kill_9_a_decision_goes_on_with_what_is_missing(run_app: Any, folder: Path):
     command = ("decide", "optimizer.lr=0.3,0.0", *QUIET, "+callbacks.own.ends=SIGKILL")
     run_app(*command, exit_code=-signal.SIGKILL)

@@ -20,14 +20,13 @@ P = ParamSpec("P")
 
 
 class DataArguments(Protocol[Loaders]):
-    """The arguments of a data function; they make its loaders and the loaders of made-up batches."""
+    """The arguments of a data function; they make its loaders.
+
+    A method `fake()`, if there is one, returns loaders of the same lengths, with made-up batches.
+    """
 
     def load(self) -> Loaders:
         """Return the loaders."""
-        ...
-
-    def fake(self) -> tuple[FakeLoader, ...]:
-        """Return loaders of the same lengths, with made-up batches."""
         ...
 
 
@@ -77,7 +76,7 @@ def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
 
 
 def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> Callable[P, Loaders]:
-    """Return a data function with the arguments and the docstring of a dataclass, and with its attribute `fake`.
+    """Return a data function with the arguments and the docstring of a dataclass, and with any attribute `fake` of it.
 
     Data functions that share many arguments declare them once, in a dataclass that their own dataclasses inherit from.
     """
@@ -86,7 +85,7 @@ def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> 
         return arguments(*args, **kwargs).load()
 
     def fake(*args: P.args, **kwargs: P.kwargs) -> tuple[FakeLoader, ...]:
-        return arguments(*args, **kwargs).fake()
+        return arguments(*args, **kwargs).fake()  # type: ignore[attr-defined]
 
     hints = get_type_hints(arguments, include_extras=True)
     signature = inspect.signature(arguments)
@@ -95,5 +94,7 @@ def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> 
     load.__module__ = arguments.__module__
     load.__doc__ = arguments.__doc__
     load.__annotations__ = {key: hints[key] for key in signature.parameters}
-    vars(load).update(__signature__=signature.replace(parameters=parameters), fake=fake)
+    vars(load)["__signature__"] = signature.replace(parameters=parameters)
+    if hasattr(arguments, "fake"):
+        vars(load)["fake"] = fake
     return load

@@ -56,6 +56,7 @@ class Findings:
         sizes: memory and sizes of checkpoints.
         groups: a line for each parameter group of the optimizers.
         data: samples and batches of each data set.
+        sample: a training sample as text, with what is trained in double brackets; empty if the data show none.
         batch: types and shapes of the batch that went through the run.
         device: 'cpu', or 'meta' if the model is too large to be tried with values.
         events: the number of events that fired.
@@ -69,6 +70,7 @@ class Findings:
     sizes: Sizes = field(default_factory=Sizes)
     groups: list[str] = field(default_factory=list)
     data: str = ""
+    sample: str = ""
     batch: str = ""
     device: str = ""
     events: int = 0
@@ -298,6 +300,7 @@ def _make_data(experiment: Experiment, findings: Findings) -> TrialData:
         refuse_unsharded(loader, label, experiment.launch.processes() // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
+    findings.sample = getattr(train, "sample", "")
     for evaluator in evaluators:
         evaluator.dataloader = OneBatch(evaluator.dataloader, evaluator.label)
     return TrialData(getattr(train, "order", None), OneBatch(train, "train"), evaluators)

@@ -42,6 +42,8 @@ def report(experiment: Experiment, findings: Findings) -> Iterator[tuple[str, st
         for group in findings.groups:
             yield "group", group
     yield "ok data", findings.data
+    if findings.sample:
+        yield "trained", f"what is in double brackets: {findings.sample}"
     device = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
     yield "ok batch", f"{findings.batch}: through {findings.events} events, {device}"
     names = ("weights", "gradients", "optimizer", "algorithms", "activations", "gathered")

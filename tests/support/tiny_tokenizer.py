@@ -9,19 +9,32 @@ import pytest
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps. Überall ist Öl.\n" * 40
 END = "<|endoftext|>"
+CHATML = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+"""A chat template that does not mark answers."""
+MARKING = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|end|>{% endgeneration %}{% else %}{{ message.content }}<|end|>{% endif %}\n"
+    "{% endfor %}"
+)
+"""A chat template of the same texts that marks answers."""
 
 
-def make_tokenizer(folder: Path, vocab_size: int = 300, end: str | None = END) -> str:
-    """The path of a folder with a byte-level BPE, as `save_pretrained` writes it."""
+def make_tokenizer(folder: Path, vocab_size: int = 300, end: str | None = END, template: str | None = None) -> str:
+    """The path of a folder with a byte-level BPE, as `save_pretrained` writes it, perhaps with a chat template."""
     transformers: Any = pytest.importorskip("transformers")
     parts = ("decoders", "models", "pre_tokenizers", "trainers")
     decoders, models, pre_tokenizers, trainers = (pytest.importorskip(f"tokenizers.{one}") for one in parts)
     bpe: Any = pytest.importorskip("tokenizers").Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    special = [END] if end else []
+    special = [*([END] if end else []), *(["<|start|>", "<|end|>"] if template else [])]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": vocab_size, "special_tokens": special, "initial_alphabet": alphabet}
     bpe.train_from_iterator([TEXT], trainers.BpeTrainer(show_progress=False, **options))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end).save_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
     return str(folder)

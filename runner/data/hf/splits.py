@@ -42,6 +42,7 @@ class Part(NamedTuple):
 
     rows: Any
     identity: Any  # everything that the content of the rows depends on, as JSON values
+    numbers: list[int] | None = None  # of the rows in their split, for messages; None: all rows, in order
 
 
 def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> list[Part]:
@@ -65,7 +66,8 @@ def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
     generator = torch.Generator().manual_seed(stream_seed(seed, "eval_share"))
     order = torch.randperm(len(rows), generator=generator)
     for numbers, use in ((order[count:], "train"), (order[:count], "eval")):
-        yield Part(rows.select(numbers.sort().values.tolist()), [*part.identity, eval_share, seed, use])
+        chosen = numbers.sort().values.tolist()
+        yield Part(rows.select(chosen), [*part.identity, eval_share, seed, use], chosen)
 
 
 def _count_evaluated(rows: int, eval_share: float) -> int:

@@ -81,16 +81,20 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
         offsets = numpy.arange(counts.sum()) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
         self._starts = numpy.repeat(starts, counts) + offsets * context
         self._lengths = numpy.minimum(numpy.repeat(pairs, counts) - offsets * context, context)
+        self._windows = self._assign(cache, key)
+        if not len(self._windows):
+            raise ValueError("no document has two tokens; give longer texts")
+
+    def _assign(self, cache: TokenCache, key: Any) -> list[NDArray[Any]]:
+        """Return the numbers of the pieces in each window."""
 
         def make() -> Iterator[NDArray[Any]]:
-            for window in best_fit(self._lengths.tolist(), context):
+            for window in best_fit(self._lengths.tolist(), self._context):
                 yield numpy.array([*window[:-1], ~window[-1]], numpy.int32)  # ~ marks the last piece of a window
 
-        pieces = cache.tokens(["packing", context, key], numpy.dtype(numpy.int32), make).numpy()
+        pieces = cache.tokens(["packing", self._context, key], numpy.dtype(numpy.int32), make).numpy()
         window_ends = numpy.flatnonzero(pieces < 0) + 1
-        self._windows = numpy.split(numpy.where(pieces < 0, ~pieces, pieces), window_ends[:-1])
-        if not len(window_ends):
-            raise ValueError("no document has two tokens; give longer texts")
+        return numpy.split(numpy.where(pieces < 0, ~pieces, pieces), window_ends)[:-1]
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -102,7 +106,7 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
         """Keep only the windows with these numbers."""
         self._windows = [self._windows[number] for number in windows]
 
-    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the windows with these numbers as a batch."""
         shape = len(indices), self._context
         inputs = torch.zeros(shape, dtype=torch.int64)
@@ -113,12 +117,16 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
             for piece in self._windows[index]:
                 start = int(self._starts[piece])
                 length = int(self._lengths[piece])
-                piece_inputs, piece_targets = next_token(self._tokens[None, start : start + length + 1])
+                piece_inputs, piece_targets = self._pairs(self._tokens[None, start : start + length + 1])
                 inputs[row, offset : offset + length] = piece_inputs[0]
                 targets[row, offset : offset + length] = piece_targets[0]
                 offset += length
                 positions[row, offset:] = torch.arange(self._context - offset)
         return inputs, targets, positions
+
+    def _pairs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets `(1, n)` of a piece of n + 1 tokens."""
+        return next_token(tokens)
 
 
 def end_token(encoder: Tokenizer) -> int:
@@ -168,8 +176,14 @@ def packed_loaders(
         PackedWindows(tokens, part_ends, context, cache, [key, use, len(tokens)])
         for tokens, part_ends, use in zip(parts, ends, PARTS, strict=False)
     )
-    if (limit := sizes.eval_tokens) is not None and len(held_out[0]) > limit // context:
-        count = limit // context
+    return loaders_of([train, *held_out], sizes, seed)
+
+
+def loaders_of(parts: Sequence[PackedWindows], sizes: WindowSizes, seed: int) -> tuple[DatasetLoader, ...]:
+    """Return a loader of each part, in the order of `PARTS`; of evaluation windows, only as many as `sizes` allows."""
+    train, *held_out = parts
+    if (limit := sizes.eval_tokens) is not None and len(held_out[0]) > limit // sizes.context:
+        count = limit // sizes.context
         held_out[0].keep([number * len(held_out[0]) // count for number in range(count)])
     return (
         DatasetLoader(train, sizes.batch_size, shuffle=True, seed=seed),

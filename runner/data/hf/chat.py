@@ -1,0 +1,181 @@
+"""Conversations to train a language model on, of which only the answers count.
+
+Batches are those of `runner.data.text.packing.PackedWindows`, `(inputs, targets, positions)`, int64 `(N, context)`: the
+targets are -100 outside of answers. Conversations in a window do not attend to each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from runner.data.fake import data_function
+from runner.data.hf.conversations import END, ChatTokenizer, encode_rows
+from runner.data.hf.splits import Part, Source, Splits, load_parts
+from runner.data.loaders import OrderedLoader
+from runner.data.text.packing import IGNORED, PackedWindows, loaders_of
+from runner.data.text.token_cache import TokenCache
+from runner.data.text.windows import PARTS, WindowSizes, check_eval_share, check_windows
+from runner.distributed.ranks import get_global_rank
+from runner.failures.checks import refuse_if
+from runner.files.values import HubName, LocalPath
+from runner.libraries.hugging_face import bars_on_terminals
+
+log = logging.getLogger("runner")
+
+
+@dataclass(frozen=True)
+class ConversationSource(WindowSizes):
+    """The arguments that say where conversations are, and how they become tokens.
+
+    Args:
+        name: a name on the Hub; a folder, also one that `datasets` saved; or json, csv or parquet with data_files.
+        config: the data set's configuration; None is its default.
+        data_files, data_dir: a file, a list of files, or a dict of them by split; or a folder to read whole.
+        split, eval_split, test_split: splits to train, evaluate and test on. Without an eval_split, rows of split are
+            drawn by seed for evaluation; without a test_split there is no test loader.
+        eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
+        tokenizer: a folder or a name on the Hub, for transformers' AutoTokenizer.
+        context: tokens in a window; longer conversations are cut.
+        cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
+        seed: seed of the order, and of the rows drawn for evaluation.
+    """
+
+    name: HubName = "json"
+    config: str | None = None
+    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None
+    data_dir: LocalPath | None = None
+    split: str = "train"
+    eval_split: str | None = None
+    eval_share: float = 0.1
+    test_split: str | None = None
+    tokenizer: HubName | None = None
+    context: int = 512
+    cache: LocalPath | None = "~/.cache/exactrun/tokens"
+    seed: int = 0
+
+    def read_parts(self) -> list[Part]:
+        """Check the arguments, and return the rows to train, to evaluate and perhaps to test on."""
+        check_windows(self)
+        if self.eval_split is None:
+            check_eval_share(self.eval_share)
+        source = Source(self.name, self.config, self.data_files, self.data_dir)
+        splits = Splits(self.split, self.eval_split, self.test_split)
+        with bars_on_terminals("datasets", "huggingface_hub"):
+            parts = load_parts(source, splits, self.eval_share, self.seed)
+        if "tools" in parts[0].rows.features and get_global_rank() == 0:
+            log.warning("the column 'tools' is ignored: the chat template sees messages only")
+        return parts
+
+
+@dataclass(frozen=True)
+class Chat(ConversationSource):
+    """Return a training, an evaluation and perhaps a test loader of conversations; only answers are trained.
+
+    Args:
+        messages: a column of lists of messages, each with a role and a content.
+        prompt, response: instead of messages: two columns of texts, of which only the response is trained.
+        pack: whether a window holds several conversations, packed by best fit; otherwise it holds one.
+
+    For the other arguments see `ConversationSource` and `WindowSizes`.
+
+    Raises:
+        OSError, ModuleNotFoundError, ValueError: data or a library is missing, or an argument does not fit the data.
+    """
+
+    messages: str = "messages"
+    prompt: str | None = None
+    response: str | None = None
+    pack: bool = True
+
+    def load(self) -> tuple[OrderedLoader, ...]:
+        """Return the loaders; the training loader has the first conversation as `sample`, a text."""
+        if bool(self.prompt) != bool(self.response):
+            raise ValueError(f"prompt={self.prompt!r}, response={self.response!r}: give both columns, or neither")
+        columns = {"prompt": self.prompt, "response": self.response} if self.response else {"messages": self.messages}
+        key = "response" if self.response else "messages"
+        tokenizer = ChatTokenizer(self.tokenizer, needs_template=not self.response)
+        cache = TokenCache(self.cache)
+        windows = []
+        for part, use in zip(self.read_parts(), PARTS, strict=False):
+            tokens = encode_rows(part, columns, tokenizer, cache, key)
+            identity = [tokenizer.identity, columns, part.identity]
+            windows.append(ConversationWindows(tokens, self.context, self.pack, cache, identity))
+            reason = f"no conversation to {use} on has an answer within context={self.context} tokens"
+            refuse_if(not len(windows[-1]), key, columns[key], reason)
+        if get_global_rank() == 0:
+            self._report(windows)
+        train, *held_out = loaders_of(windows, self, self.seed)
+        vars(train)["sample"] = tokenizer.show(windows[0].first)
+        return train, *held_out
+
+    def _report(self, windows: Sequence[ConversationWindows]) -> None:
+        """Warn of conversations that were cut or left out."""
+        total, cut, lost, silent = (
+            f"{sum(counts):,}" for counts in zip(*(part.counts for part in windows), strict=True)
+        )
+        if cut != "0":
+            left_out = f"; {lost} of them left out, as no answer remains" if lost != "0" else ""
+            log.warning("%s of %s conversations were cut at data.context=%d%s", cut, total, self.context, left_out)
+        if silent != "0":
+            log.warning("%s of %s conversations have no answer, and were left out", silent, total)
+
+
+class ConversationWindows(PackedWindows):
+    """Windows of conversations: one each, or packed by best fit.
+
+    Batches are `(inputs, targets, positions)`, or `(inputs, targets)` if a window holds one conversation, with targets
+    of -100 outside of answers.
+
+    Args:
+        tokens: marked tokens `(n,)`, int32, see `runner.data.hf.conversations`.
+        context: length of a window, in tokens; longer conversations are cut at their end.
+        pack: whether a window holds several conversations.
+        cache: keeps the assignment of conversations to windows.
+        key: everything that the tokens depend on, as JSON values.
+
+    Attributes:
+        counts: numbers of all conversations, of those cut, of those cut that have no answer left, and of those without
+            an answer.
+    """
+
+    def __init__(self, tokens: Tensor, context: int, pack: bool, cache: TokenCache, key: Any) -> None:
+        self._tokens = tokens
+        self._context = context
+        self._pack = pack
+        values = tokens.numpy()
+        ends = numpy.flatnonzero(values == END)
+        starts = numpy.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+        lengths = numpy.clip(ends - starts - 1, 0, context)
+        trained = numpy.concatenate([[0], numpy.cumsum(values >= 0)])
+        firsts = numpy.minimum(starts + 1, ends)  # the first token of a conversation is no target
+        has_answer = trained[ends] > trained[firsts]
+        is_used = trained[firsts + lengths] > trained[firsts]
+        is_cut = ends - starts - 1 > context
+        self.counts = tuple(int(rows.sum()) for rows in (ends >= 0, is_cut, has_answer & ~is_used, ~has_answer))
+        self._starts = starts[is_used]
+        self._lengths = lengths[is_used]
+        self._windows = self._assign(cache, key) if pack else [*numpy.arange(len(self._starts))[:, None]]
+
+    @property
+    def first(self) -> Tensor:
+        """The marked tokens of the first conversation."""
+        return self._tokens[self._starts[0] : self._starts[0] + self._lengths[0] + 1]
+
+    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the windows with these numbers as a batch."""
+        batch = super().read_batch(indices)
+        return batch if self._pack else batch[:2]
+
+    def _pairs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = tokens.long()
+        return torch.where(tokens < 0, ~tokens, tokens)[:, :-1], tokens.where(tokens >= 0, IGNORED)[:, 1:]
+
+
+load_chat = data_function("load_chat", Chat)

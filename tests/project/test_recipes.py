@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from composed_configs import composed
 from PIL import Image
 from tiers import one_in
-from tiny_tokenizer import TEXT, make_tokenizer
+from tiny_tokenizer import MARKING, TEXT, make_tokenizer
 
 from runner.config import build
 from runner.config.experiment import Experiment
@@ -21,7 +22,7 @@ from runner.trials import dry_run
 CONF = Path(__file__).resolve().parents[2] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 IMAGES = [name for name in RECIPES if name.startswith("imagefolder")]
-NOT_RUN = [*IMAGES, "text_finetune"]
+NOT_RUN = [*IMAGES, "text_finetune", "instruction_lora"]
 MEASURED = [name for name in RECIPES if name not in NOT_RUN]
 
 
@@ -66,6 +67,31 @@ def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: A
     assert dry_run.try_out(Experiment(composed_config)).warnings == []
     adapters = composed(*chosen, "model.module.lora={r: 2, lora_alpha: 4}")  # norms and biases are frozen
     assert dry_run.try_out(Experiment(adapters)).warnings == []
+    ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
+    assert "BitsPerToken" in ended.out
+
+
+def test_a_recipe_for_conversations_fits_together_and_trains_adapters(tmp_path: Path, run_here: Any):
+    pytest.importorskip("peft")
+    model = make_tokenizer(tmp_path / "model", template=MARKING)
+    options = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = import_hf("transformers").LlamaConfig(**options, intermediate_size=32, max_position_embeddings=64)
+    import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
+    messages = [{"role": "user", "content": "Which animal?"}, {"role": "assistant", "content": "The quick brown fox"}]
+    (tmp_path / "chats.jsonl").write_text(40 * (json.dumps({"messages": messages}) + "\n"))
+    chosen = [
+        "experiment=instruction_lora",
+        f"data.data_files={tmp_path / 'chats.jsonl'}",
+        f"model.module.name={model}",
+    ]
+    chosen += ["data.context=64", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
+    chosen += ["trainer.precision=fp32"]  # which no CPU warns of
+    composed_config = composed(*chosen)
+    build.check(Experiment(composed_config))
+    findings = dry_run.try_out(Experiment(composed_config))
+    assert findings.warnings == [] and "[[The quick brown fox<|end|>" in findings.sample
+    checked = run_here("check", *chosen, code=0)
+    assert "trained     what is in double brackets: <|start|>user" in checked.out and "[[The quick" in checked.out
     ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 

@@ -235,6 +235,11 @@ def check_task(
     if task not in UNLABELED and targets is None:
         raise wrong_argument("targets", None, f"task={task!r} needs a column of targets beside inputs")
     refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
+    if task == "causal_lm" and len(inputs) > 1:
+        remedy = f"for prompts and answers take data=chat data.prompt={inputs[0]} data.response={inputs[1]}"
+        raise wrong_argument(
+            "inputs", [*inputs], f"task={task!r} would train on both texts; give one column, or {remedy}"
+        )
     if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:
         raise wrong_argument("inputs", [*inputs], f"task={task!r} takes one column; give one")
     reason = f"task={task!r} needs a folder, or a name on the Hub: that of the model"

@@ -229,6 +229,11 @@ def test_fake_batches_of_each_task_have_the_names_and_types_of_real_ones(lists: 
         ),
         ({"task": "masked_lm", "inputs": "words"}, "inputs='words': task='masked_lm' needs a column of texts; this"),
         ({"task": "masked_lm", "tokenizer": None}, "tokenizer=None: task='masked_lm' needs a folder, or a name"),
+        (
+            {"task": "causal_lm", "inputs": ["words", "tags"]},
+            "inputs=['words', 'tags']: task='causal_lm' would train on both texts; give one column, or for prompts and "
+            "answers take data=chat data.prompt=words data.response=tags",
+        ),
         ({"task": "causal_lm", "classes": ["a"]}, "classes=['a']: task='causal_lm' has none; leave it out"),
         ({"task": "seq2seq_lm"}, "targets=None: task='seq2seq_lm' needs a column of targets beside inputs"),
         ({"task": "seq2seq_lm", "targets": "n"}, "targets='n': task='seq2seq_lm' needs a column of texts; this one"),

@@ -73,6 +73,20 @@ class ConversationSource(WindowSizes):
             log.warning("the column 'tools' is ignored: the chat template sees messages only")
         return parts
 
+    def make_windows(
+        self, parts: Sequence[Part], columns: Mapping[str, str], key: str, tokenizer: ChatTokenizer, pack: bool
+    ) -> list[ConversationWindows]:
+        """Return the windows of each part; for the arguments see `encode_rows` and `ConversationWindows`."""
+        cache = TokenCache(self.cache)
+        windows = []
+        for part, use in zip(parts, PARTS, strict=False):
+            tokens = encode_rows(part, columns, tokenizer, cache, key)
+            identity = [tokenizer.identity, columns, part.identity]
+            windows.append(ConversationWindows(tokens, self.context, pack, cache, identity))
+            reason = f"no conversation to {use} on has an answer within context={self.context} tokens"
+            refuse_if(not len(windows[-1]), key, columns[key], reason)
+        return windows
+
 
 @dataclass(frozen=True)
 class Chat(ConversationSource):
@@ -101,30 +115,11 @@ class Chat(ConversationSource):
         columns = {"prompt": self.prompt, "response": self.response} if self.response else {"messages": self.messages}
         key = "response" if self.response else "messages"
         tokenizer = ChatTokenizer(self.tokenizer, needs_template=not self.response)
-        cache = TokenCache(self.cache)
-        windows = []
-        for part, use in zip(self.read_parts(), PARTS, strict=False):
-            tokens = encode_rows(part, columns, tokenizer, cache, key)
-            identity = [tokenizer.identity, columns, part.identity]
-            windows.append(ConversationWindows(tokens, self.context, self.pack, cache, identity))
-            reason = f"no conversation to {use} on has an answer within context={self.context} tokens"
-            refuse_if(not len(windows[-1]), key, columns[key], reason)
-        if get_global_rank() == 0:
-            self._report(windows)
+        windows = self.make_windows(self.read_parts(), columns, key, tokenizer, self.pack)
+        warn_of_lost(windows, self.context)
         train, *held_out = loaders_of(windows, self, self.seed)
         vars(train)["sample"] = tokenizer.show(windows[0].first)
         return train, *held_out
-
-    def _report(self, windows: Sequence[ConversationWindows]) -> None:
-        """Warn of conversations that were cut or left out."""
-        total, cut, lost, silent = (
-            f"{sum(counts):,}" for counts in zip(*(part.counts for part in windows), strict=True)
-        )
-        if cut != "0":
-            left_out = f"; {lost} of them left out, as no answer remains" if lost != "0" else ""
-            log.warning("%s of %s conversations were cut at data.context=%d%s", cut, total, self.context, left_out)
-        if silent != "0":
-            log.warning("%s of %s conversations have no answer, and were left out", silent, total)
 
 
 class ConversationWindows(PackedWindows):
@@ -143,6 +138,7 @@ class ConversationWindows(PackedWindows):
     Attributes:
         counts: numbers of all conversations, of those cut, of those cut that have no answer left, and of those without
             an answer.
+        rows: numbers of the rows whose conversations are used.
     """
 
     def __init__(self, tokens: Tensor, context: int, pack: bool, cache: TokenCache, key: Any) -> None:
@@ -159,6 +155,7 @@ class ConversationWindows(PackedWindows):
         is_used = trained[firsts + lengths] > trained[firsts]
         is_cut = ends - starts - 1 > context
         self.counts = tuple(int(rows.sum()) for rows in (ends >= 0, is_cut, has_answer & ~is_used, ~has_answer))
+        self.rows = numpy.flatnonzero(is_used)
         self._starts = starts[is_used]
         self._lengths = lengths[is_used]
         self._windows = self._assign(cache, key) if pack else [*numpy.arange(len(self._starts))[:, None]]
@@ -176,6 +173,18 @@ class ConversationWindows(PackedWindows):
     def _pairs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         tokens = tokens.long()
         return torch.where(tokens < 0, ~tokens, tokens)[:, :-1], tokens.where(tokens >= 0, IGNORED)[:, 1:]
+
+
+def warn_of_lost(windows: Sequence[ConversationWindows], context: int) -> None:
+    """Warn of conversations that were cut or left out. All ranks; rank 0 logs."""
+    if get_global_rank() != 0:
+        return
+    total, cut, lost, silent = (f"{sum(counts):,}" for counts in zip(*(part.counts for part in windows), strict=True))
+    if cut != "0":
+        left_out = f"; {lost} of them left out, as no answer remains" if lost != "0" else ""
+        log.warning("%s of %s conversations were cut at data.context=%d%s", cut, total, context, left_out)
+    if silent != "0":
+        log.warning("%s of %s conversations have no answer, and were left out", silent, total)
 
 
 load_chat = data_function("load_chat", Chat)

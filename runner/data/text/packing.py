@@ -179,8 +179,11 @@ def packed_loaders(
     return loaders_of([train, *held_out], sizes, seed)
 
 
-def loaders_of(parts: Sequence[PackedWindows], sizes: WindowSizes, seed: int) -> tuple[DatasetLoader, ...]:
-    """Return a loader of each part, in the order of `PARTS`; of evaluation windows, only as many as `sizes` allows."""
+def loaders_of(parts: Sequence[Any], sizes: WindowSizes, seed: int) -> tuple[DatasetLoader, ...]:
+    """Return a loader of each part, in the order of `PARTS`, with as many evaluation windows as `sizes` allows.
+
+    Parts are `PackedWindows`, or data sets that also have `read_batch` and `keep`.
+    """
     train, *held_out = parts
     if (limit := sizes.eval_tokens) is not None and len(held_out[0]) > limit // sizes.context:
         count = limit // sizes.context

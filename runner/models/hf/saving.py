@@ -44,7 +44,8 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
         reason = "its model is neither model=hf_model nor model=hf_causal_lm, so transformers could not load it"
         raise wrong_argument("run", str(run), reason)
     model = kind(**{**options, "pretrained": False})
-    weights = {key.removeprefix("module."): weight for key, weight in read_file(checkpoint, "model.pt").items()}
+    saved = read_file(checkpoint, "model.pt").items()
+    weights = {key.removeprefix("module."): weight for key, weight in saved if not key.startswith("reference.")}
     if wrong := differences(weights, model):
         reason = (
             f"some of its weights do not belong to transformers' model ({describe_differences(wrong)}): an algorithm "

@@ -41,6 +41,8 @@ NOT_FOLLOWED = {
     "data=cifar10": "needs a network",
     "data=hf_dataset": "needs a network",
     "pretrained=true": "needs a network",
+    "experiment=instruction_lora": "tests/project/test_recipes.py",
+    "model=dpo": "tests/models/test_preference.py",
     "model.module.name=gpt2": "needs a network",
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
     "sweep=ladder": "tests/sweeps/ladder/test_jobs.py",

@@ -38,7 +38,7 @@ OF_A_PAGE = (  # what a page has the reader write, which tests/project/test_docs
     "_target_=mine.",
     "trainer.load_path=",
 )
-HUGGING_FACE = ("data=hf_dataset", "experiment=text_finetune")
+HUGGING_FACE = ("data=hf_dataset", "experiment=text_finetune", "experiment=instruction_lora", "data=preferences")
 VISION = ("model=timm", "model=torchvision")
 
 

@@ -60,8 +60,12 @@ class ConversationSource(WindowSizes):
     cache: LocalPath | None = "~/.cache/exactrun/tokens"
     seed: int = 0
 
-    def read_parts(self) -> list[Part]:
-        """Check the arguments, and return the rows to train, to evaluate and perhaps to test on."""
+    def read_parts(self, *columns: str) -> list[Part]:
+        """Check the arguments, and return the rows to train, to evaluate and perhaps to test on.
+
+        Args:
+            columns: columns that may hold messages.
+        """
         check_windows(self)
         if self.eval_split is None:
             check_eval_share(self.eval_share)
@@ -69,8 +73,8 @@ class ConversationSource(WindowSizes):
         splits = Splits(self.split, self.eval_split, self.test_split)
         with bars_on_terminals("datasets", "huggingface_hub"):
             parts = load_parts(source, splits, self.eval_share, self.seed)
-        if "tools" in parts[0].rows.features and get_global_rank() == 0:
-            log.warning("the column 'tools' is ignored: the chat template sees messages only")
+        if get_global_rank() == 0:
+            warn_of_ignored(parts[0].rows.features, columns)
         return parts
 
     def make_windows(
@@ -115,7 +119,7 @@ class Chat(ConversationSource):
         columns = {"prompt": self.prompt, "response": self.response} if self.response else {"messages": self.messages}
         key = "response" if self.response else "messages"
         tokenizer = ChatTokenizer(self.tokenizer, needs_template=not self.response)
-        windows = self.make_windows(self.read_parts(), columns, key, tokenizer, self.pack)
+        windows = self.make_windows(self.read_parts(*columns.values()), columns, key, tokenizer, self.pack)
         warn_of_lost(windows, self.context)
         train, *held_out = loaders_of(windows, self, self.seed)
         vars(train)["sample"] = tokenizer.show(windows[0].first)
@@ -173,6 +177,17 @@ class ConversationWindows(PackedWindows):
     def _pairs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         tokens = tokens.long()
         return torch.where(tokens < 0, ~tokens, tokens)[:, :-1], tokens.where(tokens >= 0, IGNORED)[:, 1:]
+
+
+def warn_of_ignored(features: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """Warn of tools and of entries of messages that the chat template does not see."""
+    ignored = ["tools"] if "tools" in features else []
+    for column in columns:
+        entries = getattr(features.get(column), "feature", None)
+        names = sorted({*entries} - {"role", "content"}) if isinstance(entries, Mapping) else []
+        ignored += [f"{column}.{name}" for name in names]
+    if ignored:
+        log.warning("%s: ignored, the chat template sees the role and content of messages only", ", ".join(ignored))
 
 
 def warn_of_lost(windows: Sequence[ConversationWindows], context: int) -> None:

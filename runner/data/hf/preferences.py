@@ -46,8 +46,8 @@ class Preferences(ConversationSource):
     def load(self) -> tuple[OrderedLoader, ...]:
         """Return the loaders."""
         tokenizer = ChatTokenizer(self.tokenizer, needs_template=False)
-        parts = self.read_parts()
         prompt = {"prompt": self.prompt} if self.prompt else {}
+        parts = self.read_parts(self.chosen, self.rejected, *prompt.values())
         chosen, rejected = (
             self.make_windows(parts, {key: column, **prompt}, key, tokenizer, pack=False)
             for key, column in (("chosen", self.chosen), ("rejected", self.rejected))

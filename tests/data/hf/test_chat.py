@@ -210,10 +210,12 @@ def test_long_conversations_are_cut_counted_and_left_out_without_an_answer(files
     assert sorted([target for target in targets if target != -100] for _, targets in rows_of(batch)) == trained
 
 
-def test_tools_are_ignored_with_one_warning(files: Any, caplog: Any):
-    Path("chats.jsonl").write_text(json.dumps({"messages": messages(CHATS[0]), "tools": [{"name": "x"}]}) + "\n")
+def test_tools_and_other_entries_of_messages_are_ignored_with_one_warning(files: Any, caplog: Any):
+    entries = [{**message, "name": "x", "tool_calls": None} for message in messages(CHATS[0])]
+    Path("chats.jsonl").write_text(json.dumps({"messages": entries, "tools": [{"name": "x"}]}) + "\n")
     load_chat(**files())
-    assert caplog.messages == ["the column 'tools' is ignored: the chat template sees messages only"]
+    ignored = "tools, messages.name, messages.tool_calls"
+    assert caplog.messages == [f"{ignored}: ignored, the chat template sees the role and content of messages only"]
 
 
 def test_the_sample_shows_what_is_trained(files: Any):

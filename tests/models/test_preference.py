@@ -99,15 +99,26 @@ def test_loss_and_gradients_equal_the_formula(files: dict[str, Any], lora: Any):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_the_reference_computes_without_dropout_and_modes_are_restored(files: dict[str, Any]):
-    batch = next(iter(load_preferences(**files)[0]))
-    model = PreferenceModel(HFCausalLM("model", lora=LORA)).train()
+@pytest.mark.parametrize("lora", [None, LORA], ids=["copy", "lora"])
+def test_the_reference_computes_without_dropout_and_modes_are_restored(files: dict[str, Any], lora: Any):
+    inputs, targets = batch = next(iter(load_preferences(**files)[0]))
+    network = HFCausalLM("model", overrides={"attention_dropout": 0.5}, lora=lora)
+    model = PreferenceModel(network, beta=1.0).train()
     modes = [module.training for module in model.modules()]
+    trained = [weight.requires_grad for weight in model.parameters()]
+    torch.manual_seed(3)
     rewards = model(batch)
     assert [module.training for module in model.modules()] == modes
-    assert rewards.requires_grad and all(
-        weight.requires_grad == ("lora_" in name) for name, weight in model.named_parameters()
-    )
+    assert [weight.requires_grad for weight in model.parameters()] == trained
+
+    def log_probabilities() -> Tensor:
+        rows = network(inputs.flatten(0, 1)).log_softmax(-1).view(*targets.shape, -1)
+        return (rows.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * (targets >= 0)).sum(-1)
+
+    torch.manual_seed(3)
+    with_dropout = log_probabilities()
+    network.eval()  # new adapters change nothing yet, so this is the reference
+    torch.testing.assert_close(rewards, with_dropout - log_probabilities(), atol=1e-4, rtol=1e-4)
 
 
 def test_lists_of_messages_with_their_prompt_are_the_same_pairs(files: dict[str, Any]):

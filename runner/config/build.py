@@ -13,6 +13,7 @@ import hydra.utils
 
 from runner.cli.foreign import about_foreign_value
 from runner.cli.nearest import Advice
+from runner.config.classes import needs_data, with_classes, without_data
 from runner.config.experiment import Experiment
 from runner.config.length import check_budget
 from runner.config.section import Section, note_section_of_hook
@@ -73,7 +74,7 @@ def check(experiment: Experiment, passed: set[str] | None = None, is_new: bool =
     ranks = experiment.launch.nproc_per_node
     once(passed, ("trainer", trainer, ranks), partial(_check_trainer, trainer, ranks))
     check_budget(experiment, is_new)
-    for section in experiment.sections():
+    for section in without_data(experiment).sections():
         supplied = _SUPPLIED if section.path == "trainer" else ()
         once(passed, ("bound", section), partial(section.check, supplied))
     if (path := trainer.get("load_path")) is not None:
@@ -95,9 +96,9 @@ def build(experiment: Experiment, run_dir: Path, run_name: str, resume: str | No
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
     """
     parts = make_parts(experiment)
-    model = make_model(experiment)
-    _try_on_model(parts, model, experiment)
-    train_dataloader, eval_dataloader = make_data(experiment)
+    experiment, model, (train_dataloader, eval_dataloader) = make_model_and_data(
+        experiment, lambda model: _try_on_model(parts, model, experiment)
+    )
     return assemble(
         experiment,
         run_dir,
@@ -147,6 +148,31 @@ def make_data(experiment: Experiment) -> tuple[Any, Any]:
 
     with section.named():
         return data[0], with_test(data[1], data[2])
+
+
+def make_model_and_data(
+    experiment: Experiment, try_out: Callable[[Any], None] | None = None
+) -> tuple[Experiment, Any, tuple[Any, Any]]:
+    """Return the experiment with what its model takes from the data, the model, and the data. All ranks.
+
+    The data comes last, after `try_out(model)`, unless the model needs it to be made.
+    """
+    import torch
+
+    data = None
+    if needs_data(experiment):
+        torch.manual_seed(experiment.seed)
+        data = make_data(experiment)
+        experiment = with_classes(experiment, data[0])
+    model = make_model(experiment)
+    if try_out is not None:
+        try_out(model)
+    if data is None:
+        data = make_data(experiment)
+        experiment = with_classes(experiment, data[0])
+        if (names := experiment.model.get("classes")) is not None:
+            model.name_classes(names)
+    return experiment, model, data
 
 
 def make_model(experiment: Experiment) -> Any:

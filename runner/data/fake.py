@@ -43,6 +43,7 @@ class FakeLoader(OrderedLoader):
     """
 
     is_fake = True  # so checkpoints do not record its order of samples
+    is_multi_label = False  # whether the samples have any number of classes
 
     def __init__(self, make: Callable[[int], Any], num_samples: int, batch_size: int) -> None:
         super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))

@@ -16,13 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runner.models.class_losses import FocalLoss, focal_loss
+
 _FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     nn.CrossEntropyLoss.forward: F.cross_entropy,
     nn.NLLLoss.forward: F.nll_loss,
     F.cross_entropy: F.cross_entropy,
     F.nll_loss: F.nll_loss,
+    FocalLoss.forward: focal_loss,
 }
-_OPTIONS = ("weight", "ignore_index", "label_smoothing")
+_OPTIONS = ("weight", "ignore_index", "label_smoothing", "gamma")
 
 
 class TargetMean:
@@ -33,7 +36,7 @@ class TargetMean:
 
     Args:
         loss_fn: the loss: a module or a function of torch, or a `functools.partial` of the function.
-        function: the function that the loss calls, `cross_entropy` or `nll_loss`.
+        function: the function that the loss calls: `cross_entropy`, `nll_loss` or `focal_loss`.
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor], function: Callable[..., Tensor]) -> None:
@@ -83,7 +86,7 @@ class TargetMean:
 
 
 def read_loss(loss_fn: Any) -> TargetMean | Literal["samples"] | None:
-    """Return the items that a loss function averages over, or None if it is not one of torch's means.
+    """Return the items that a loss function averages over, or None if it is neither a mean of torch nor `FocalLoss`.
 
     Torch's other losses are means over samples, or over a fixed number of elements per sample. Their `pos_weight` and
     `weight` change the elements, but not the divisor.
@@ -92,9 +95,10 @@ def read_loss(loss_fn: Any) -> TargetMean | Literal["samples"] | None:
     origin = type(loss_fn).forward if isinstance(loss_fn, nn.Module) else loss_fn.func if is_partial else loss_fn
     options = _options_of(loss_fn)
     is_mean = options.get("reduction", "mean") in ("mean", "batchmean") and not {"reduce", "size_average"} & {*options}
-    if not is_mean or getattr(origin, "__module__", "") not in ("torch.nn.functional", "torch.nn.modules.loss"):
-        return None
     function = _FUNCTIONS.get(origin)
+    is_known = function or getattr(origin, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
+    if not is_mean or not is_known:
+        return None
     return "samples" if function is None else TargetMean(loss_fn, function)
 
 

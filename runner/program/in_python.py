@@ -21,6 +21,7 @@ from runner.cli.declared import with_quotes
 from runner.cli.spelling import check_spelling
 from runner.cli.verbs import VERBS
 from runner.config import build
+from runner.config.classes import without_data
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
@@ -142,7 +143,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     """
     import torch
 
-    from runner.checkpoints.files import read_file
+    from runner.checkpoints.files import read_config, read_file
     from runner.checkpoints.weights import load_all_into
     from runner.core.engine import Engine
     from runner.core.logger import Logger
@@ -154,7 +155,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     if saved is None or saved.path is None:
         raise wrong_argument("run", str(run), "has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
-    experiment = Experiment(saved.config)
+    experiment = without_data(Experiment(saved.config), read_config(checkpoint))
     layout = Layout("ddp", None, None, 1)
     known = ("precision", "seed", "max_duration", "grad_accum", "microbatch_size")
     settings = {key: experiment.trainer.get(key) for key in known if key in experiment.trainer}

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from runner.cli.command_line import key_of
 from runner.config import build
+from runner.config.classes import without_data
 from runner.config.composing import parse_override
 from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
@@ -124,6 +125,7 @@ def _make_parts(experiment: Experiment, passed: set[str], runs_here: bool) -> No
     for section in filter(None, (experiment.folds, *hooks, experiment.scheduler)):
         build.once(passed, ("made", section), section.make)
     build.once(passed, ("made", experiment.optimizers), partial(build.make_optimizers, experiment.optimizers))
+    experiment = without_data(experiment)
     model = ("made", experiment.model, experiment.init_weights)
     build.once(passed, model, partial(_make_model, experiment, runs_here))
 

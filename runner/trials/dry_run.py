@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import load_weights, restore
 from runner.config import build
+from runner.config.classes import with_classes, without_data
 from runner.config.experiment import Experiment
 from runner.core.destination import LoggerDestination
 from runner.core.hooks import Callback
@@ -101,8 +102,8 @@ def try_out(experiment: Experiment, choices: Choices = NO_CHOICES, resume: str |
     findings = Findings()
     with collecting_warnings(findings.warnings), naming_fault(experiment, choices):
         build.make_parts(experiment, uploads=False)  # so that errors of constructors come before any data is read
+        experiment, data = _make_data(experiment, findings)
         model = make_model_on_meta(experiment)
-        data = _make_data(experiment, findings)
         weights = [] if model is None else [weight for weight in model.parameters() if not is_lazy(weight)]
         if size_of(weights) > MAX_WEIGHTS:
             findings.device = "meta"
@@ -155,6 +156,7 @@ def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -
 @contextmanager
 def make_idle_trainer(experiment: Experiment, logs: bool) -> Iterator[Trainer]:
     """Yield the Trainer of an experiment without its data, callbacks and algorithms, in a temporary folder."""
+    experiment = without_data(experiment)
     model = make_model_on_meta(experiment)
     changed = {"device": "cpu" if model is None else "meta", "precision": "fp32", "compile": False, "load_path": None}
     with (
@@ -287,12 +289,14 @@ def layout_of(experiment: Experiment) -> tuple[int, int]:
     return (section.get("shard_size") or ranks // split) if section.get("parallel") == "fsdp" else 1, split
 
 
-def _make_data(experiment: Experiment, findings: Findings) -> TrialData:
+def _make_data(experiment: Experiment, findings: Findings) -> tuple[Experiment, TrialData]:
+    """Return stand-ins for the data, and the experiment with what its model takes from them."""
     section = experiment.data
     target = section.target
     fake = hasattr(section.find_target(), "fake")
     replaced = experiment.changed(data={**section.plain, "_target_": f"{target}.fake"}) if fake else experiment
     train, evaluation = build.make_data(replaced)
+    experiment = with_classes(experiment, train)
     evaluators = ensure_evaluators(evaluation)
     group = layout_of(experiment)[1]
     loaders = [("train", train), *((evaluator.label, evaluator.dataloader) for evaluator in evaluators)]
@@ -303,7 +307,7 @@ def _make_data(experiment: Experiment, findings: Findings) -> TrialData:
     findings.sample = getattr(train, "sample", "")
     for evaluator in evaluators:
         evaluator.dataloader = OneBatch(evaluator.dataloader, evaluator.label)
-    return TrialData(getattr(train, "order", None), OneBatch(train, "train"), evaluators)
+    return experiment, TrialData(getattr(train, "order", None), OneBatch(train, "train"), evaluators)
 
 
 def _name_of(state: State) -> str:

@@ -66,8 +66,7 @@ def make_trial(
         for key, callback in parts.pop("callbacks").items()
         if (watched or overrides(callback, "before_load")) and not isinstance(callback, LoggerDestination)
     }
-    model = build.make_model(experiment)
-    train, evaluation = build.make_data(experiment)
+    experiment, model, (train, evaluation) = build.make_model_and_data(experiment)
     return build.assemble(
         experiment.changed(trainer=section.plain),
         folder,

@@ -30,6 +30,10 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         image_size: height and width of images, in pixels; None leaves images as they are.
         classes: class names in order, for targets that are texts.
 
+    Attributes:
+        classes: names of the classes in order; None if the data has none.
+        is_multi_label: whether targets are truth values, one for each class.
+
     Raises:
         ValueError: a column does not exist, cannot become a tensor, has lists of different length, or has samples
             without a label.
@@ -42,6 +46,8 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             check_column(rows.features, key, column)
             _check_values(rows, key, column)
         self.columns = dict(columns)
+        self.classes = names_of(rows.features.get(columns.get("targets")), classes)
+        self.is_multi_label = "targets" in columns and holds_truth_values(rows.features[columns["targets"]])
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         self._rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
@@ -160,6 +166,11 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
     return [*classes]
 
 
+def names_of(feature: Any, classes: Sequence[str] | None) -> list[str] | None:
+    """Return the class names of a column of targets: those given, or those that the library knows."""
+    return [*classes] if classes is not None else getattr(_innermost(feature), "names", None)
+
+
 def is_text(feature: Any) -> bool:
     """Return whether a column holds texts."""
     return getattr(feature, "dtype", None) in ("string", "large_string")
@@ -168,6 +179,17 @@ def is_text(feature: Any) -> bool:
 def holds_texts(feature: Any) -> bool:
     """Return whether a column holds lists of texts."""
     return is_text(getattr(feature, "feature", None))
+
+
+def holds_whole_numbers(feature: Any) -> bool:
+    """Return whether a column holds lists of whole numbers, or of truth values."""
+    inner = getattr(feature, "feature", None)
+    return getattr(inner, "dtype", None) in WHOLE and not hasattr(inner, "feature")
+
+
+def holds_truth_values(feature: Any) -> bool:
+    """Return whether a column holds lists of truth values."""
+    return getattr(getattr(feature, "feature", None), "dtype", None) == "bool"
 
 
 def largest_label(feature: Any, classes: Sequence[str] | None) -> int:

@@ -13,6 +13,7 @@ and `attention_mask` `(N, T)`, further outputs of the tokenizer, and `labels`. T
 the batch, at most `context`; the labels of padding are -100, which no loss counts. `task` determines the labels:
 
 - sequence_classification: the targets, `(N,)`; inputs are one text, or two texts that form a pair.
+  For targets with any number of classes, the truth values `(N, C)`; see `with_truth_values`.
 - token_classification: the class of each word at its first token, `(N, T)`, and -100 at its other tokens; inputs are
   lists of words, and targets lists of their classes.
 - masked_lm: the masked tokens, 15 % as for BERT, `(N, T)`; there are no targets. The choice depends on seed, epoch and
@@ -33,7 +34,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from runner.data.fake import FakeLoader, data_function
-from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
+from runner.data.hf.columns import Columns, class_names, fake_batches, is_text, largest_label, undecoded
+from runner.data.hf.multi_label import COLUMN, with_truth_values
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
@@ -63,6 +65,7 @@ class HFDataset(WindowSizes):
         eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modeling.
         inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, depending on `task`.
+            Several targets are columns of 0 and 1, one for each class; see `with_truth_values`.
         classes: class names in order, if targets are names, including classes only in other data; None: sorted names.
         tokenizer: tokenizer for texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None: bytes.
         pack_documents: whether rows of `text` stay whole, with a tokenizer; see `PackedWindows`.
@@ -90,7 +93,7 @@ class HFDataset(WindowSizes):
     test_split: str | None = None
     text: str | None = None
     inputs: str | Sequence[str] | None = None
-    targets: str | None = None
+    targets: str | Sequence[str] | None = None
     classes: Sequence[str] | None = None
     tokenizer: HubName | None = None
     pack_documents: bool = False
@@ -132,11 +135,14 @@ class HFDataset(WindowSizes):
                 totals = (count * mean / bytes_per_token for count, mean in zip(counts, row_sizes, strict=True))
                 tokens = [max(round(total), 2 * self.context) for total in totals]
                 return fake_window_loaders(tokens, encoder.vocab_size, self, self.pack_documents)
-            make = _fake_samples(features, columns, source, splits)
+            make, has_many = _fake_samples(features, columns, source, splits)
         train, *held_out = counts
-        return FakeLoader(make, train, self.batch_size), *(
-            FakeLoader(make, count, self.eval_batch_size) for count in held_out
+        loaders = (
+            FakeLoader(make, train, self.batch_size),
+            *(FakeLoader(make, count, self.eval_batch_size) for count in held_out),
         )
+        loaders[0].is_multi_label = has_many
+        return loaders
 
     def _check(self) -> tuple[_Columns, Source, Splits, Tokenizer]:
         """Check the arguments before anything is read, and return them; the tokenizer is for `text`."""
@@ -172,7 +178,7 @@ class _Columns(NamedTuple):
     """The arguments that define a sample; `inputs` is empty for language modeling on `text`."""
 
     inputs: list[str]
-    targets: str | None
+    targets: str | Sequence[str] | None
     classes: Sequence[str] | None
     tokenizer: str | None
     image_size: int | None
@@ -180,33 +186,45 @@ class _Columns(NamedTuple):
     context: int
 
 
-def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> Any:
-    """Return a function `make(n)` of batches that look like n samples of `_make_datasets`."""
+def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> tuple[Any, bool]:
+    """Return a function `make(n)` of batches that look like n samples of `_make_datasets`.
+
+    The second value is whether samples have any number of classes.
+    """
 
     def first() -> Mapping[str, Any]:
         return undecoded(load_split(source, "split", splits.split))[0]
 
     is_text_data = _is_text_data(features, columns)
-    feature = features.get(str(columns.targets))
+    feature = None if columns.targets is None else features.get(str(columns.targets))
     names = columns.classes
-    if columns.task in NAMED and (names is not None or is_text(feature) or holds_texts(feature)):
-        parts = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
-        names = _classes(parts, columns)
+    if columns.task in NAMED and (names is not None or is_text(feature) or hasattr(feature, "feature") or not feature):
+        rows = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
+        (first_rows, *_), columns, names = _with_classes(rows, columns)
+        features = first_rows.features
     targets = {"targets": str(columns.targets)}
+    has_many = columns.targets == COLUMN
     if not is_text_data:
-        return fake_batches(features, {"inputs": columns.inputs[0], **targets}, columns.image_size, first, names)
+        pair = {"inputs": columns.inputs[0], **targets}
+        return fake_batches(features, pair, columns.image_size, first, names), has_many
     encode = Encoder(str(columns.tokenizer), columns.context, columns.task)
     if columns.task != TASKS[0]:
-        return encode.fake(len(columns.inputs), largest_label(feature, names))
+        return encode.fake(len(columns.inputs), largest_label(feature, names)), has_many
     make_labels = fake_batches(features, targets, None, first, names)
-    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0])
+    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0]), has_many
 
 
-def _classes(parts: Sequence[Any], columns: _Columns) -> list[str] | None:
-    """Return the class names in order; None if the targets are not names."""
-    if columns.task not in NAMED:
-        return None
-    return class_names(parts, str(columns.targets), columns.classes)
+def _with_classes(rows: Sequence[Any], columns: _Columns) -> tuple[Sequence[Any], _Columns, list[str] | None]:
+    """Return the rows of each split, their columns, and the class names in order; None if the targets are not names.
+
+    Targets with any number of classes become a column of truth values.
+    """
+    if columns.task not in NAMED or columns.targets is None:
+        return rows, columns, None
+    many = with_truth_values(rows, columns.targets, columns.classes) if columns.task == TASKS[0] else None
+    if many is not None:
+        return many[0], columns._replace(targets=COLUMN), many[1]
+    return rows, columns, class_names(rows, str(columns.targets), columns.classes)
 
 
 def _is_text_data(features: Mapping[str, Any], columns: _Columns) -> bool:
@@ -220,18 +238,19 @@ def _is_text_data(features: Mapping[str, Any], columns: _Columns) -> bool:
 def _make_datasets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
     """Return a data set of the samples of each part."""
     is_text_data = _is_text_data(parts[0].rows.features, columns)
-    names = _classes([part.rows for part in parts], columns)
+    rows, columns, names = _with_classes([part.rows for part in parts], columns)
     if names is not None and get_global_rank() == 0:
         log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
     targets = {"targets": str(columns.targets)}
     if not is_text_data:
         pair = {"inputs": columns.inputs[0], **targets}
-        return [Columns(part.rows, pair, columns.image_size, names) for part in parts]
+        return [Columns(part, pair, columns.image_size, names) for part in rows]
     encode = Encoder(str(columns.tokenizer), columns.context, columns.task, names)
     is_labeled = columns.task == TASKS[0]
-    labels = [Columns(part.rows, targets, None, names) if is_labeled else None for part in parts]
-    pairs = zip(parts, labels, strict=True)
-    return [Texts(part.rows, columns.inputs, columns.targets, encode, values) for part, values in pairs]
+    labels = [Columns(part, targets, None, names) if is_labeled else None for part in rows]
+    pairs = zip(rows, labels, strict=True)
+    column = None if columns.targets is None else str(columns.targets)
+    return [Texts(part, columns.inputs, column, encode, values) for part, values in pairs]
 
 
 def _tokenize(part: Part, text: str, encoder: Tokenizer, cache: str | None) -> Any:

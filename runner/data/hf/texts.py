@@ -53,6 +53,12 @@ class Texts(Dataset[dict[str, Tensor]]):
         self._targets = targets
         self._encode = encode
         self._labels = labels
+        self.is_multi_label = labels is not None and labels.is_multi_label
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes, in order; None if the data has none."""
+        return self._encode.classes if self._labels is None else self._labels.classes
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -95,6 +101,9 @@ class Encoder:
         task: one of `TASKS`.
         classes: class names in order, for 'token_classification'; None if the targets are numbers.
 
+    Attributes:
+        classes: the argument.
+
     Raises:
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist.
@@ -113,6 +122,7 @@ class Encoder:
         self._tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
         self._context = context
         self._task = task
+        self.classes = None if classes is None else [*classes]
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         remedy = "in Python and save it with save_pretrained, or choose another tokenizer"
         reason = f"has no padding token, which batches of texts need; set its pad_token {remedy}"
@@ -219,7 +229,7 @@ class Encoder:
 def check_task(
     task: str | None,
     inputs: Sequence[str],
-    targets: str | None,
+    targets: str | Sequence[str] | None,
     classes: Sequence[str] | None,
     tokenizer: str | None,
 ) -> str:
@@ -230,6 +240,8 @@ def check_task(
     """
     task = TASKS[0] if task is None else task
     check_one_of("task", task, TASKS)
+    if targets is not None and not isinstance(targets, str) and task != TASKS[0]:
+        raise wrong_argument("targets", [*targets], f"task={task!r} takes one column; give one")
     if task in UNLABELED and targets is not None:
         raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
     if task not in UNLABELED and targets is None:
@@ -247,12 +259,14 @@ def check_task(
     return task
 
 
-def _named_columns(inputs: Sequence[str], targets: str | None) -> list[tuple[str, str]]:
+def _named_columns(inputs: Sequence[str], targets: str | Sequence[str] | None) -> list[tuple[str, str]]:
     """Return each column with the name of its argument, for messages."""
-    return [*(("inputs", column) for column in inputs), *([("targets", targets)] if targets else [])]
+    return [*(("inputs", column) for column in inputs), *([("targets", str(targets))] if targets else [])]
 
 
-def check_columns(features: Mapping[str, Any], task: str, inputs: Sequence[str], targets: str | None) -> None:
+def check_columns(
+    features: Mapping[str, Any], task: str, inputs: Sequence[str], targets: str | Sequence[str] | None
+) -> None:
     """Raise ValueError if the columns do not fit a task other than sequence classification."""
     has_words = task == "token_classification"
     kind = "lists of words" if has_words else "texts"

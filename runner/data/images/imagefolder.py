@@ -133,6 +133,11 @@ class ImageFolder(Dataset[tuple[Any, int]]):
     def __len__(self) -> int:
         return len(self._samples)
 
+    @property
+    def targets(self) -> Tensor:
+        """The class number of each image, `(images,)`."""
+        return torch.tensor([label for _, label in self._samples])
+
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self._samples[index]
         return self._transform(open_image(path)), label

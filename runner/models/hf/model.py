@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from runner.models.hf.tasks import default_metrics, is_multi_label, is_regression, task_of
+from runner.failures.checks import refuse_if
+from runner.models.class_losses import class_loss
+from runner.models.classification import check_names
+from runner.models.hf.tasks import (
+    default_metrics,
+    is_classifier,
+    is_multi_label,
+    is_regression,
+    name_labels,
+    task_of,
+)
 from runner.models.language import IGNORED_TARGET
 from runner.models.model import Model
 from runner.models.supervised import check_metrics, update_checked
+from runner.models.target_mean import TargetMean, read_loss
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -20,25 +31,65 @@ if TYPE_CHECKING:
 class HFModel(Model):
     """Any model of transformers that computes its own loss, from batches that are mappings with `labels`.
 
-    The loss of tokens is a mean over the labels that are not -100, and every other loss a mean over samples.
+    The loss of tokens is a mean over the labels that are not -100, and every other loss a mean over samples; with
+    class weights, over the weights of the labels.
     Algorithms that change targets or the loss function, such as label smoothing, cannot be used, because transformers'
-    model computes the loss itself.
+    model computes the loss itself. Only for classifiers with an argument that changes the loss, `class_loss` does.
 
     Args:
         module: an `HFNetwork`, or a model of transformers.
         metrics: torchmetrics by name. None is bits per token for language models, the mean squared error for
             regression, else accuracy. Metrics see logits and labels; those of tokens are flattened to `(N * T, C)` and
             `(N * T,)`, so that the metric may need `ignore_index=-100`.
+        class_weights, label_smoothing, loss, gamma, classes: of classifiers; see `ClassificationModel`.
+        multi_label: whether a sequence has any number of classes.
 
     Raises:
         TypeError: an entry of `metrics` is of the wrong kind.
+        ValueError: an argument is out of range, or the model is no classifier.
     """
 
-    def __init__(self, module: nn.Module, metrics: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        metrics: Mapping[str, Any] | None = None,
+        class_weights: Sequence[float] | str | None = None,
+        label_smoothing: float = 0.0,
+        loss: str = "cross_entropy",
+        gamma: float = 2.0,
+        multi_label: bool = False,
+        classes: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         self.module = module
         self.task = task_of(getattr(module, "network", module))
         self._templates = None if metrics is None else check_metrics(metrics)
+        reason = f"is for task='sequence_classification', but this is a model for {self.task}"
+        refuse_if(multi_label and self.task != "sequence_classification", "multi_label", multi_label, reason)
+        config: Any = module.config
+        if multi_label:
+            config.problem_type = "multi_label_classification"
+        changed = {"class_weights": class_weights, "label_smoothing": label_smoothing or None, "classes": classes}
+        changed["loss"] = None if loss == "cross_entropy" else loss
+        for name, value in changed.items():
+            reason = f"is for models that classify sequences or tokens, but this is a model for {self.task}"
+            refuse_if(value is not None and not is_classifier(self.task, config), name, value, reason)
+        self.multi_label = self.task == "sequence_classification" and is_multi_label(config)
+        self.loss_fn: Any = None
+        if is_classifier(self.task, config):
+            described = class_loss(
+                config.num_labels, loss, gamma, class_weights, label_smoothing, multi_label=self.multi_label
+            )
+            self.loss_fn = described if any(changed[name] for name in changed if name != "classes") else None
+        mean = read_loss(self.loss_fn)
+        self._mean = mean if isinstance(mean, TargetMean) else None
+        if classes is not None:
+            self.name_classes(check_names(classes, config.num_labels))
+
+    def name_classes(self, names: Sequence[str]) -> None:
+        """Set the names of the classes, also in the config of the model, which `save_pretrained` writes."""
+        super().name_classes(names)
+        name_labels(self.module.config, names)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return the tensors that the model of transformers returns: `logits` and, if there are labels, `loss`.
@@ -54,15 +105,22 @@ class HFModel(Model):
         labels = batch.get("labels")
         if labels is not None and self._needs_float_labels():
             batch = {**batch, "labels": labels.float()}
+        if self.loss_fn is not None:
+            batch = self.without_targets(batch)
         outputs = self.module(**batch)
         return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
 
     def loss(self, outputs: dict[str, Tensor], batch: Any) -> Tensor:
-        """Return the loss that the model of transformers has computed.
+        """Return the loss that the model of transformers has computed, or that of `class_loss`.
 
         Raises:
-            ValueError: the model computed none, because the batch has no labels.
+            ValueError: there is none, because the batch has no labels.
         """
+        if self.loss_fn is not None and "labels" in batch:
+            logits, labels = outputs["logits"], batch["labels"]
+            if self._are_token_labels(labels):
+                logits = logits.transpose(1, 2)
+            return (self._mean or self.loss_fn)(logits, labels)
         if "loss" not in outputs:
             held = ", ".join(map(repr, batch))
             raise ValueError(f"the model computed no loss: the batch has no 'labels', only {held}")
@@ -108,9 +166,14 @@ class HFModel(Model):
         return {**targets, "prediction": logits.argmax(-1), **probabilities}
 
     def loss_weight(self, batch: Any) -> int | Tensor:
-        """Return the number of labels that are not -100, for a loss of tokens; otherwise the number of samples."""
+        """Return the number of labels that are not -100, for a loss of tokens; otherwise the number of samples.
+
+        With class weights it is the sum of the weights of the labels.
+        """
         labels = batch.get("labels")
-        if not self._are_token_labels(labels):
+        if self._mean is not None and labels is not None:
+            return self._mean.weight_of(labels)
+        if labels is None or not self._are_token_labels(labels):
             return self.num_samples(batch)
         return (self._align(labels, labels)[1] != IGNORED_TARGET).sum()
 

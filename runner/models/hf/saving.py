@@ -12,6 +12,7 @@ from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
 from runner.models.hf.loading import quiet_transformers
 from runner.models.hf.network import HFNetwork
+from runner.models.hf.tasks import name_labels
 
 KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (HFNetwork, HFCausalLM)}
 
@@ -53,6 +54,11 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
         )
         raise wrong_argument("run", str(run), reason)
     model.load_state_dict(weights)
+    described = config["model"]
+    if described.get("multi_label"):
+        model.config.problem_type = "multi_label_classification"
+    if described.get("classes"):
+        name_labels(model.config, described["classes"])
     with quiet_transformers():
         if tokenizer is not None:
             from transformers import AutoTokenizer

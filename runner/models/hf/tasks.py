@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from runner.failures.checks import check_one_of
@@ -87,3 +88,14 @@ def is_regression(config: Any) -> bool:
 def is_multi_label(config: Any) -> bool:
     """Return whether a model for sequence classification predicts a truth value for each class."""
     return config.problem_type == "multi_label_classification"
+
+
+def is_classifier(task: str | None, config: Any) -> bool:
+    """Return whether a model gives sequences or tokens one class of several, or several classes."""
+    return task == "token_classification" or (task == "sequence_classification" and not is_regression(config))
+
+
+def name_labels(config: Any, names: Sequence[str]) -> None:
+    """Write the names of the classes, in order, into the config of a model."""
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: number for number, name in enumerate(names)}

@@ -10,26 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_bert import BERT, WORDS, make_bert
 from torch import Tensor
 
 from runner.checkpoints.files import find_checkpoint, read_file
 from runner.libraries.extras import how_to_install
-from runner.libraries.targets import prepare_import
 from runner.models.hf.model import HFModel
 from runner.models.hf.network import HFNetwork
 
 transformers: Any = pytest.importorskip("transformers")
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
-WORDS = ["the", "film", "was", "plot", "actors", "story", "very", "good", "great", "lovely", "bad", "awful", "boring"]
-BERT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 128,
-    "vocab_size": 5 + len(WORDS),
-}
 GPT2 = {
     "n_embd": 16,
     "n_layer": 2,
@@ -44,15 +35,7 @@ GPT2 = {
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a BERT of random weights and its tokenizer of a few words."""
-    prepare_import("transformers")
-    folder = tmp_path_factory.mktemp("bert")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(folder)
-    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    transformers.utils.logging.enable_progress_bar()
-    return folder
+    return make_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture

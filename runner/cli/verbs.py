@@ -278,7 +278,13 @@ _ROWS = (
         example="runner predict latest --format pt",
         words="[RUN]",
         options=(
-            Option("format", ("parquet", "pt"), "parquet", "the form of the file: parquet, or pt for torch.load"),
+            Option("data", str, "", "a file or folder of new rows without labels, instead of the run's own data"),
+            Option(
+                "format",
+                ("parquet", "pt", "csv", "jsonl"),
+                "parquet",
+                "the form of the file: parquet, csv, jsonl, or pt for torch.load",
+            ),
             Option("split", ("eval", "train", "test"), "eval", "which data"),
             *_TRUST,
         ),

@@ -18,7 +18,7 @@ def names_of_classes(loader: Any) -> list[str] | None:
 
     Torchvision's data sets have this attribute too.
     """
-    names = _attribute(loader, "classes")
+    names = getattr(holder_of(loader, "classes"), "classes", None)
     return None if names is None else [str(name) for name in names]
 
 
@@ -27,7 +27,7 @@ def is_multi_label(loader: Any) -> bool:
     if isinstance(loader, TensorLoader) and len(loader.tensors) > 1:
         labels = loader.tensors[-1]
         return labels.ndim == 2 and not labels.is_floating_point() and bool(labels.max() <= 1)
-    return bool(_attribute(loader, "is_multi_label"))
+    return bool(getattr(holder_of(loader, "is_multi_label"), "is_multi_label", False))
 
 
 def labels_of(loader: Any) -> Tensor | None:
@@ -71,14 +71,13 @@ def balanced_weights(labels: Tensor, number: int) -> list[float]:
     return ((total - counts) / counts if labels.ndim == 2 else total / (number * counts)).tolist()
 
 
-def _attribute(holder: Any, name: str) -> Any:
-    """Return an attribute of a loader or its data set, or of the data sets of which folds make that; else None."""
-    while holder is not None:
-        if getattr(holder, name, None) is not None:
-            return getattr(holder, name)
+def holder_of(loader: Any, name: str) -> Any:
+    """Return a loader, its data set, or a data set of which folds make that, with an attribute; else None."""
+    holder = loader
+    while holder is not None and getattr(holder, name, None) is None:
         parts = getattr(holder, "datasets", None)
-        holder = parts[0] if parts else getattr(holder, "dataset", None)
-    return None
+        holder = parts[-1] if parts else getattr(holder, "dataset", None)
+    return holder
 
 
 def _targets(dataset: Any) -> Tensor | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import functools
+import json
 import os
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,14 +22,17 @@ from runner.training.trainer import Trainer
 
 Columns = dict[str, Tensor]
 """Tensors on the CPU by name; dimension 0 is the sample."""
+Table = Mapping[str, Tensor | list[Any]]
+"""Columns, or lists of texts or of lists of texts, by name."""
 
 
-def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, str]:
+def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[str] | None = None) -> tuple[int, str]:
     """Write `Model.predictions` of every sample; return the number of samples, and a phrase for their order. All ranks.
 
     The column `index` numbers the samples in that order. A loader with an `order` is read without shuffling, any other
-    as it is. Memory holds one batch at a time, or all batches for a `.pt` file. Rank 0 writes the file, `.parquet` or
-    `.pt`, which appears only when it is complete.
+    as it is. The column `id` has the `ids`, if there are any; `class` has the name of the predicted class, or a list of
+    names. Memory holds one batch at a time, or all batches for a `.pt` file. Rank 0 writes the file, `.parquet`,
+    `.csv`, `.jsonl` or `.pt`, which appears only when it is complete.
 
     Raises:
         ValueError: the model's predictions are not tensors with a row for each sample.
@@ -41,7 +48,11 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     partial = path.with_name(f".{path.name}.partial")
     file: _File | None = None
     if get_global_rank() == 0:
-        file = _ParquetFile(partial) if path.suffix == ".parquet" else _TensorFile(partial)
+        kinds: dict[str, Any] = {".parquet": _ParquetFile, ".pt": _TensorFile}
+        make_file = kinds.get(
+            path.suffix, functools.partial(_TextFile, is_csv=path.suffix == ".csv", classes=model.classes)
+        )
+        file = make_file(partial)
     rows = 0
 
     def take(outputs: Any, samples: int) -> None:
@@ -50,7 +61,9 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
         for columns in _gather(mine):
             count = len(next(iter(columns.values())))
             if file is not None and count:
-                file.write({"index": torch.arange(rows, rows + count), **columns})
+                named = {} if ids is None else {"id": [*ids[rows : rows + count]]}
+                classes = _class_column(columns, model.classes)
+                file.write({"index": torch.arange(rows, rows + count), **named, **classes, **columns})
             rows += count
 
     try:
@@ -97,8 +110,18 @@ def _gather(columns: Columns) -> list[Columns]:
     ]
 
 
+def _class_column(columns: Columns, classes: Sequence[str] | None) -> dict[str, list[Any]]:
+    """Return the names of the predicted classes, one for each sample or a list for each; {} if they have no names."""
+    prediction = columns.get("prediction")
+    if classes is None or prediction is None or "probabilities" not in columns:
+        return {}
+    if prediction.ndim == 1:
+        return {"class": [classes[number] for number in prediction.tolist()]}
+    return {"class": [[name for name, has in zip(classes, row, strict=True) if has] for row in prediction.tolist()]}
+
+
 class _File(Protocol):
-    def write(self, columns: Columns) -> None: ...
+    def write(self, columns: Table) -> None: ...
 
     def close(self) -> None: ...
 
@@ -110,7 +133,7 @@ class _ParquetFile:
         self._path = path
         self._writer: Any = None
 
-    def write(self, columns: Columns) -> None:
+    def write(self, columns: Table) -> None:
         import pyarrow
         from pyarrow.parquet import ParquetWriter
 
@@ -123,31 +146,80 @@ class _ParquetFile:
         self._writer.close()
 
 
+class _TextFile:
+    """A csv file, or one of JSON lines, with a row for each sample.
+
+    Probabilities of C classes are C columns `probabilities.NAME` in a csv file, and a mapping in JSON. Other lists are
+    JSON in both.
+    """
+
+    def __init__(self, path: Path, is_csv: bool, classes: Sequence[str] | None) -> None:
+        self._file = path.open("w", newline="", encoding="utf-8")
+        self._is_csv = is_csv
+        self._classes = classes
+        self._writer: Any = None
+
+    def write(self, columns: Table) -> None:
+        values = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in columns.items()}
+        for sample in zip(*values.values(), strict=True):
+            row = dict(zip(values, sample, strict=True))
+            probabilities = row.get("probabilities")
+            if isinstance(probabilities, list) and not isinstance(probabilities[0], list):
+                row["probabilities"] = dict(zip(self._classes or range(len(probabilities)), probabilities, strict=True))
+            self._write_row(row)
+
+    def _write_row(self, row: dict[str, Any]) -> None:
+        if not self._is_csv:
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            return
+        cells: dict[str, Any] = {}
+        for name, value in row.items():
+            if isinstance(value, dict):
+                cells |= {f"{name}.{key}": number for key, number in value.items()}
+            else:
+                cells[name] = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, [*cells])
+            self._writer.writeheader()
+        self._writer.writerow(cells)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _TensorFile:
-    """A file with a dict of tensors by column, which `torch.load` reads with `weights_only=True`."""
+    """A file with a dict of tensors and lists by column, which `torch.load` reads with `weights_only=True`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._batches: list[Columns] = []
+        self._batches: list[Table] = []
 
-    def write(self, columns: Columns) -> None:
+    def write(self, columns: Table) -> None:
         before = self._batches[-1] if self._batches else columns
         for name, value in columns.items():
-            if value.shape[1:] != before[name].shape[1:]:
-                shapes = f"{tuple(before[name].shape[1:])} and {tuple(value.shape[1:])}"
+            other = before[name]
+            if isinstance(value, Tensor) and isinstance(other, Tensor) and value.shape[1:] != other.shape[1:]:
+                shapes = f"{tuple(other.shape[1:])} and {tuple(value.shape[1:])}"
                 reason = f"samples of {name} have different shapes, {shapes}; give --format=parquet"
                 raise WrongConfig(f"--format='pt': {reason}", "--format", fix="--format=parquet")
         self._batches.append(columns)
 
     def close(self) -> None:
-        torch.save({name: torch.cat([batch[name] for batch in self._batches]) for name in self._batches[0]}, self._path)
+        columns: dict[str, Any] = {name: [batch[name] for batch in self._batches] for name in self._batches[0]}
+        for name, parts in columns.items():
+            columns[name] = (
+                torch.cat(parts) if isinstance(parts[0], Tensor) else [value for part in parts for value in part]
+            )
+        torch.save(columns, self._path)
 
 
-def _arrow(tensor: Tensor) -> Any:
-    """Return a tensor as a column of numbers, or of nested lists of numbers."""
+def _arrow(tensor: Tensor | list[Any]) -> Any:
+    """Return a tensor as a column of numbers, or of nested lists of numbers; a list of texts as it is."""
     import numpy
     import pyarrow
 
+    if isinstance(tensor, list):
+        return pyarrow.array(tensor, pyarrow.list_(pyarrow.string()) if isinstance(tensor[0], list) else None)
     if tensor.is_floating_point() and tensor.itemsize < 4:
         tensor = tensor.float()  # numpy and Parquet do not support all small floating-point types of torch
     column = pyarrow.array(tensor.reshape(-1).numpy())

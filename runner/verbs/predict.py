@@ -1,9 +1,12 @@
 """`runner predict RUN`: writes the predictions of a run's weights to a file, and trains nothing.
 
-Each sample is predicted once, in order, on any number of ranks.
+Each sample is predicted once, in order, on any number of ranks. `--data FILE_OR_FOLDER` reads new rows without labels
+instead of the run's own data: prepared as in an evaluation, and each with its id or file name.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 from runner.config.errors import config_errors
 from runner.failures.errors import WrongKey
@@ -16,6 +19,7 @@ from runner.verbs.eval import print_results, trainer_with_weights
 
 def run(job: Job) -> None:
     """Write the predictions of a run's weights to a file. All ranks."""
+    from runner.data.new_rows import read_new_rows
     from runner.records.predictions import write_predictions
 
     form = job.command.options["format"]
@@ -24,6 +28,10 @@ def run(job: Job) -> None:
         state = trainer.state
         evaluators = [part for part in state.evaluators if part.is_test == (split == "test")]
         loaders = {evaluator.label: evaluator.dataloader for evaluator in evaluators}
+        new = job.command.options["data"]
+        if new and split != "eval":
+            with config_errors():
+                raise WrongKey("--split", "new rows have no splits; leave it or --data out", repr(split))
         if split == "train":
             loaders = {"train": state.train_dataloader}
         if not loaders:
@@ -31,12 +39,18 @@ def run(job: Job) -> None:
             available = " or ".join(name for name, is_held in held.items() if is_held)
             with config_errors():
                 raise WrongKey("--split", f"this run has no such data; give {available}", repr(split))
+        ids = None
+        if new:
+            loaders = {"new": next(iter(loaders.values()))}
+            with config_errors():
+                ids = read_new_rows(loaders["new"], new)
         written = []
         files = []
         for label, loader in loaders.items():
             stem = "predictions" if len(loaders) == 1 else f"predictions-{label}"
             path = state.run_dir / f"{stem}.{form}"
-            samples, order = write_predictions(trainer, loader, path)
+            with config_errors() if new else nullcontext():  # an image may be unreadable
+                samples, order = write_predictions(trainer, loader, path, ids)
             trainer.logger.log_artifact(path, "predictions")
             files.append({"split": label, "path": str(path), "samples": samples})
             written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -12,6 +14,7 @@ from torch.utils.data import Dataset
 
 from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
+from runner.data.new_rows import table_at
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
 from runner.files.printable import printable
@@ -49,12 +52,24 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         self.classes = names_of(rows.features.get(columns.get("targets")), classes)
         self.is_multi_label = "targets" in columns and holds_truth_values(rows.features[columns["targets"]])
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
+        self.ids: list[str] | None = None  # of new rows
+        self._features = rows.features
         self._rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
         self._image_size = image_size
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def new_rows(self, path: Path) -> Columns:
+        """Return the rows of a file, or images in a folder, without targets; the attribute `ids` has their ids."""
+        new = copy.copy(self)
+        new.columns = {key: column for key, column in self.columns.items() if key != "targets"}
+        rows, new.ids = table_at(path, [*new.columns.values()], self._features)
+        for key, column in new.columns.items():
+            _check_values(rows, key, column)
+        new._rows = undecoded(rows)
+        return new
 
     @property
     def targets(self) -> Tensor:
@@ -74,7 +89,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             ValueError: the samples have different shapes.
         """
         parts = [*zip(*samples, strict=True)]
-        for (key, column), tensors in zip(self.columns.items(), parts, strict=True):
+        for (key, column), tensors in zip(self.columns.items(), parts, strict=False):  # new rows have no targets
             shapes = sorted({tuple(tensor.shape) for tensor in tensors})
             if len(shapes) > 1:
                 is_image = self._dtypes[column] is None
@@ -85,7 +100,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return a batch with images as float32 `(N, 3, H, W)`, normalized with ImageNet's statistics."""
         dtypes = [self._dtypes[column] for column in self.columns.values()]
-        pairs = zip(batch, dtypes, strict=True)
+        pairs = zip(batch, dtypes, strict=False)  # new rows have no targets
         return tuple(normalized(tensor) if dtype is None else tensor for tensor, dtype in pairs)
 
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:

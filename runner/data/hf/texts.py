@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from runner.data.hf.columns import Columns, holds_texts, is_text
+from runner.data.new_rows import KEY, table_at
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.checks import check_one_of, refuse_if
-from runner.failures.errors import wrong_argument
+from runner.failures.errors import WrongKey, wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 IGNORED_LABEL = -100
@@ -53,7 +56,17 @@ class Texts(Dataset[dict[str, Tensor]]):
         self._targets = targets
         self._encode = encode
         self._labels = labels
+        self.ids: list[str] | None = None  # of new rows
         self.is_multi_label = labels is not None and labels.is_multi_label
+
+    def new_rows(self, path: Path) -> Texts:
+        """Return the rows of a file, without targets; the attribute `ids` has their ids."""
+        if self._encode.task not in NAMED:
+            raise WrongKey(KEY, f"a model for {self._encode.task} predicts no classes or numbers", repr(str(path)))
+        new = copy.copy(self)
+        new._targets = new._labels = None
+        new._rows, new.ids = table_at(path, self._inputs, self._rows.features)
+        return new
 
     @property
     def classes(self) -> list[str] | None:
@@ -84,8 +97,10 @@ class Texts(Dataset[dict[str, Tensor]]):
 
         T is the length of the longest sample of this batch on this rank.
         """
-        labels = [sample["labels"] for sample in samples]
+        labels = [sample["labels"] for sample in samples if "labels" in sample]
         inputs = [{name: value for name, value in sample.items() if name != "labels"} for sample in samples]
+        if not labels:  # new rows
+            return self._encode.pad(inputs)
         if self._labels is not None:
             (stacked,) = self._labels.stack([(label,) for label in labels])
             return {**self._encode.pad(inputs), "labels": stacked}
@@ -102,7 +117,7 @@ class Encoder:
         classes: class names in order, for 'token_classification'; None if the targets are numbers.
 
     Attributes:
-        classes: the argument.
+        task, classes: the arguments.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -121,7 +136,7 @@ class Encoder:
         # Silence its advice to tokenize whole batches: masks would then depend on the number of ranks.
         self._tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
         self._context = context
-        self._task = task
+        self.task = task
         self.classes = None if classes is None else [*classes]
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         remedy = "in Python and save it with save_pretrained, or choose another tokenizer"
@@ -141,7 +156,8 @@ class Encoder:
 
         Args:
             texts: one text, or the two texts of a pair; for 'token_classification' one list of words.
-            target: the label, a tensor; for 'seq2seq_lm' a text; for 'token_classification' a class for each word.
+            target: the label, a tensor; for 'seq2seq_lm' a text; for 'token_classification' a class for each word;
+                None for new rows, which get no labels.
 
         Raises:
             LookupError: for 'token_classification', words and classes differ in number, or a class is unknown.
@@ -150,20 +166,20 @@ class Encoder:
             *texts,
             truncation=True,
             max_length=self._context,
-            is_split_into_words=self._task == "token_classification",
-            return_special_tokens_mask=self._task == "masked_lm",
+            is_split_into_words=self.task == "token_classification",
+            return_special_tokens_mask=self.task == "masked_lm",
         )
         sample = {name: torch.tensor(values) for name, values in encoding.items()}
-        if self._task == "masked_lm":
+        if self.task == "masked_lm":
             self._mask_tokens(sample)
-        elif self._task == "causal_lm":
+        elif self.task == "causal_lm":
             sample["labels"] = sample["input_ids"].clone()
-        elif self._task == "seq2seq_lm":
+        elif self.task == "seq2seq_lm":
             tokens = self._tokenizer(text_target=target, truncation=True, max_length=self._context)
             sample["labels"] = torch.tensor(tokens["input_ids"])
-        elif self._task == "token_classification":
+        elif self.task == "token_classification" and target is not None:
             sample["labels"] = self._labels_of_words(texts[0], target, encoding.word_ids())
-        else:
+        elif target is not None:
             sample["labels"] = target
         return sample
 
@@ -187,7 +203,7 @@ class Encoder:
         values = {name: max(row) for name, row in example.items()}
         values["input_ids"] = max(self._tokenizer.get_vocab().values(), default=0)
         largest = make_labels if isinstance(make_labels, int) else 0
-        if self._task in (*UNLABELED, "seq2seq_lm"):
+        if self.task in (*UNLABELED, "seq2seq_lm"):
             largest = values["input_ids"]
 
         def make(samples: int) -> dict[str, Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
 from runner.data.loaders import DatasetLoader
+from runner.data.new_rows import images_at
 from runner.failures.checks import check_counts
 from runner.failures.errors import wrong_argument
 from runner.files.printable import printable
@@ -105,7 +107,7 @@ def load_imagefolder(
     )
 
 
-class ImageFolder(Dataset[tuple[Any, int]]):
+class ImageFolder(Dataset[tuple[Any, ...]]):
     """Images in folders, one folder per class, sorted by name, without hidden files and folders.
 
     Args:
@@ -128,7 +130,10 @@ class ImageFolder(Dataset[tuple[Any, int]]):
         if empty or not folders:
             reason = f"the folder of class {empty[0]!r} has no images" if empty else "there is no folder of a class"
             raise FileNotFoundError(f"{folder}: {reason}; they end in {', '.join(sorted(SUFFIXES))}")
-        self._samples = [(str(file), label) for label, files in enumerate(images) for file in files]
+        self.ids: list[str] = []  # of new rows
+        self._samples: list[tuple[str, int | None]] = [
+            (str(file), label) for label, files in enumerate(images) for file in files
+        ]
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -136,11 +141,20 @@ class ImageFolder(Dataset[tuple[Any, int]]):
     @property
     def targets(self) -> Tensor:
         """The class number of each image, `(images,)`."""
-        return torch.tensor([label for _, label in self._samples])
+        return torch.tensor([label for _, label in self._samples if label is not None])
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         path, label = self._samples[index]
-        return self._transform(open_image(path)), label
+        image = self._transform(open_image(path))
+        return (image,) if label is None else (image, label)
+
+    def new_rows(self, path: Path) -> ImageFolder:
+        """Return the images in a folder, or one image, without labels; the attribute `ids` has their names."""
+        files, ids = images_at(path)
+        images = copy.copy(self)
+        images.ids = ids
+        images._samples = [(str(file), None) for file in files]
+        return images
 
 
 def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
@@ -155,9 +169,9 @@ def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
     return v2.Compose([*random_crop, v2.PILToTensor()]), v2.Compose([*center_crop, v2.PILToTensor()])
 
 
-def normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def normalize(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return a batch with its images, uint8 `(N, 3, H, W)`, as float32 normalized with ImageNet's statistics."""
-    return normalized(batch[0]), batch[1]
+    return normalized(batch[0]), *batch[1:]
 
 
 def normalized(images: Tensor) -> Tensor:

@@ -21,11 +21,12 @@ MODES = ("input", "segmentation")
 class ImageVisualizer(Callback):
     """Logs images of a training batch at an interval, and of the first batch of each evaluation.
 
-    Images are shown after augmentation, each stretched to the full range of brightness unless its values lie in
-    [0, 1]. In the mode 'input' the caption gives the target and the prediction if they are classes. In the mode
-    'segmentation' there are three panels side by side: the image, the image with the target mask, and the image with
-    the predicted mask. Rank 0 logs images from the last microbatch of its share of the batch; other ranks do nothing.
-    If the data has no images, as for a language model, it warns once and logs nothing.
+    Images are shown after augmentation, each stretched to the full range of brightness unless its values lie in [0,
+    1]. In the mode 'input' the caption gives the target and the prediction if they are classes, by name if the
+    model has their names. In the mode 'segmentation' there are three panels side by side: the image, the image with
+    the target mask, and the image with the predicted mask. Rank 0 logs images from the last microbatch of its share
+    of the batch; other ranks do nothing. If the data has no images, as for a language model, it warns once and logs
+    nothing.
 
     Args:
         interval: how often to log in training, as a time string or a number of epochs; 0 means only in evaluations.
@@ -94,7 +95,8 @@ class ImageVisualizer(Callback):
         pixels, *classes = read_together([images, targets, predictions])  # the intended host-device sync
         pictures = to_pictures(pixels, self.channels_last)
         if self.mode == "input":
-            captions = make_captions(dict(zip(("target", "prediction"), classes, strict=True)))
+            names = state.unwrapped_model.class_names
+            captions = make_captions(dict(zip(("target", "prediction"), classes, strict=True)), names=names)
             logger.log_images(pictures, name, captions=captions or None)
             return
         masks = [mask for mask in classes if mask is not None and mask.shape == pictures.shape[:3]]

@@ -66,18 +66,21 @@ def to_classes(values: Any, count: int) -> Tensor | None:
     return values
 
 
-def make_captions(columns: Mapping[str, Any], samples: Sequence[int | None] | None = None) -> list[str]:
+def make_captions(
+    columns: Mapping[str, Any], samples: Sequence[int | None] | None = None, names: Sequence[str] | None = None
+) -> list[str]:
     """Return captions such as 'sample 3: loss 2.603, target 2, prediction 6'; [] if there is nothing to show.
 
     Args:
         columns: lists or tensors (N,) of numbers, by name. None and tensors of other shapes are skipped.
         samples: indices of the N samples, with None for unknown ones.
+        names: names of classes, which replace whole numbers below their number.
     """
     texts = []
     for name, values in columns.items():
         numbers = values.tolist() if isinstance(values, Tensor) else values or []
         if numbers and not isinstance(numbers[0], list):
-            texts.append([f"{name} {_short(number)}" for number in numbers])
+            texts.append([f"{name} {_short(number, names or ())}" for number in numbers])
     captions = [", ".join(parts) for parts in zip(*texts, strict=True)]
     if samples is None:
         return captions
@@ -124,6 +127,8 @@ def draw_images(images: Tensor, captions: Sequence[str], title: str, kind: str) 
     return render(figure, kind)
 
 
-def _short(value: float) -> str:
-    """Return a float with four digits, or an integer in full."""
+def _short(value: float, names: Sequence[str]) -> str:
+    """Return a float with four digits, or an integer in full or as the name of its class."""
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
     return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"

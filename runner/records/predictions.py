@@ -50,7 +50,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
     if get_global_rank() == 0:
         kinds: dict[str, Any] = {".parquet": _ParquetFile, ".pt": _TensorFile}
         make_file = kinds.get(
-            path.suffix, functools.partial(_TextFile, is_csv=path.suffix == ".csv", classes=model.classes)
+            path.suffix, functools.partial(_TextFile, is_csv=path.suffix == ".csv", classes=model.class_names)
         )
         file = make_file(partial)
     rows = 0
@@ -62,7 +62,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
             count = len(next(iter(columns.values())))
             if file is not None and count:
                 named = {} if ids is None else {"id": [*ids[rows : rows + count]]}
-                classes = _class_column(columns, model.classes)
+                classes = _class_column(columns, model.class_names)
                 file.write({"index": torch.arange(rows, rows + count), **named, **classes, **columns})
             rows += count
 

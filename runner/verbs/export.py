@@ -6,12 +6,14 @@ wraps a network, as `ClassificationModel` does, the names have no prefix for the
     network.load_state_dict(torch.load("model.pt"))
     network.load_state_dict(safetensors.torch.load_file("model.safetensors"))
 
+The metadata of a `.safetensors` file has the names of the classes, if the run knows them, as a JSON list `classes`.
 `trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
 file only for the largest of them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +48,8 @@ def run(command: Command) -> None:
     from runner.distributed.saved_tensor import as_plain
 
     checkpoint = build.checkpoint_of("RUN", str(run))
-    weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})
+    config = read_config(checkpoint) or {}
+    weights = _of_network(read_file(checkpoint, "model.pt"), config)
     others = [name for name, weight in weights.items() if not isinstance(weight, Tensor)]
     if path.suffix != ".pt" and others:
         raise WrongKey(
@@ -59,12 +62,19 @@ def run(command: Command) -> None:
             whole = {name: as_plain(value) for name, value in weights.items()}
             write_file(aside, lambda file: torch.save(whole, file))  # type: ignore[arg-type]
         else:
-            write_file(aside, lambda file: write_safetensors(file.write, weights, {"format": "pt"}))
+            write_file(aside, lambda file: write_safetensors(file.write, weights, {"format": "pt", **_classes(config)}))
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     set_fields(result={"checkpoint": str(checkpoint), "path": str(path), "bytes": path.stat().st_size})
     print(f"{len(weights)} weights of {checkpoint}, {path.stat().st_size:,} bytes: {path}")
+
+
+def _classes(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the classes as a JSON list, for the metadata of a file; {} if the run has no names."""
+    model = config.get("model")
+    names = model.get("classes") if isinstance(model, Mapping) else None
+    return {"classes": json.dumps(names)} if names else {}
 
 
 def _of_network(weights: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -240,3 +240,13 @@ def test_a_class_has_all_its_digits():
     with make_trainer([batch], visualizer, model=Segmenter(), max_duration="1ba", loggers=[memory]) as trainer:
         trainer.fit()
     assert memory.images["Images/Train"][0]["captions"] == ["target 9999", "target 12345", "target 21840"]
+
+
+def test_captions_have_the_names_of_classes():
+    memory = InMemoryLogger()
+    model = ClassificationModel(Brightest(), 4, classes=["one", "two", "three", "four"])
+    visualizer = ImageVisualizer("1ba", num_images=6)
+    with make_trainer([rows()], visualizer, model=model, max_duration="1ba", loggers=[memory]) as trainer:
+        trainer.fit()
+    captions = memory.images["Images/Train"][0]["captions"]
+    assert captions[1] == "target two, prediction two" and captions[5] == "target three, prediction two"

@@ -12,6 +12,7 @@ import pytest
 from composed_configs import composed
 from PIL import Image
 from tiers import one_in
+from tiny_bert import WORDS, make_bert
 from tiny_tokenizer import MARKING, TEXT, make_tokenizer
 
 from runner.config import build
@@ -22,7 +23,7 @@ from runner.trials import dry_run
 CONF = Path(__file__).resolve().parents[2] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 IMAGES = [name for name in RECIPES if name.startswith("imagefolder")]
-NOT_RUN = [*IMAGES, "text_finetune", "instruction_lora"]
+NOT_RUN = [*IMAGES, "text_finetune", "instruction_lora", "text_classification_csv", "image_transfer"]
 MEASURED = [name for name in RECIPES if name not in NOT_RUN]
 
 
@@ -94,6 +95,41 @@ def test_a_recipe_for_conversations_fits_together_and_trains_adapters(tmp_path: 
     assert "trained     what is in double brackets: <|start|>user" in checked.out and "[[The quick" in checked.out
     ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
+
+
+def test_a_recipe_for_texts_in_a_csv_file_fits_together_and_trains(tmp_path: Path, run_here: Any):
+    (tmp_path / "bert").mkdir()
+    rows = "".join(f"the {word} film,{'ab'[number % 3 == 0]}\n" for number, word in enumerate(WORDS * 4))
+    (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
+    chosen = ["experiment=text_classification_csv", f"data.data_files={tmp_path / 'texts.csv'}"]
+    chosen += [f"model.module.name={make_bert(tmp_path / 'bert')}", "data.context=16", "trainer.precision=fp32"]
+    config = composed(*chosen)
+    build.check(Experiment(config))
+    assert dry_run.try_out(Experiment(config)).warnings == []
+    ended = run_here(*chosen, "trainer.max_duration=1ep", "data.num_workers=0", "~callbacks.mlflow_logger", code=0)
+    assert "MulticlassAccuracy" in ended.out and "class_weights=balanced: " in ended.err
+
+
+def test_a_recipe_for_transfer_of_images_fits_together_and_trains(tmp_path: Path, run_here: Any):
+    for package in ("torchvision", "timm"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    for folder, count in {"train/cat": 6, "train/dog": 2, "val/cat": 2, "val/dog": 1}.items():
+        (tmp_path / "pictures" / folder).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / folder / f"{number}.png")
+    chosen = ["experiment=image_transfer", f"data.path={tmp_path / 'pictures'}", "data.image_size=32"]
+    chosen += ["data.eval_image_size=32", "data.batch_size=4", "data.eval_batch_size=4", "data.num_workers=0"]
+    chosen += ["model.module.name=test_resnet", "model.module.pretrained=false", "trainer.precision=fp32"]
+    config = composed(*chosen)
+    build.check(Experiment(config))
+    assert dry_run.try_out(Experiment(config)).warnings == []
+    ended = run_here(*chosen, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", "hydra.run.dir=run", code=0)
+    assert "class_weights=balanced: 0.6667, 2" in ended.err  # 8 / (2 * 6) and 8 / (2 * 2)
+    run_here("export", "run", "model.safetensors", code=0)
+    with import_hf("safetensors").safe_open("model.safetensors", "pt") as file:
+        assert file.metadata()["classes"] == '["cat", "dog"]'
+        assert file.get_slice("fc.weight").get_shape()[0] == 2
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -95,7 +95,7 @@ class ImageVisualizer(Callback):
         pixels, *classes = read_together([images, targets, predictions])  # the intended host-device sync
         pictures = to_pictures(pixels, self.channels_last)
         if self.mode == "input":
-            names = state.unwrapped_model.class_names
+            names = getattr(state.unwrapped_model, "class_names", None)
             captions = make_captions(dict(zip(("target", "prediction"), classes, strict=True)), names=names)
             logger.log_images(pictures, name, captions=captions or None)
             return

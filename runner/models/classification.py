@@ -40,6 +40,9 @@ class ClassificationModel(SupervisedModel):
         multi_label: whether a sample has any number of classes.
         classes: names of the classes, in order; None: a config takes them from the data, if it has names.
 
+    Attributes:
+        class_names: the names of the classes, in order; None if they are unknown.
+
     Raises:
         ValueError: `num_classes` is too small, another argument is out of range or does not fit it, or `inputs` or
             `targets` names no entry.
@@ -71,9 +74,12 @@ class ClassificationModel(SupervisedModel):
             self._averages = "samples"  # every sample counts, so ranks need not exchange numbers of targets
         self.num_classes = num_classes
         self.multi_label = multi_label
-        if classes is not None:
-            self.name_classes(check_names(classes, num_classes))
+        self.class_names: list[str] | None = None if classes is None else check_names(classes, num_classes)
         self._has_own_metrics = metrics is not None
+
+    def name_classes(self, names: Sequence[str]) -> None:
+        """Set the names of the classes, in order, for predictions, pictures and exports."""
+        self.class_names = [*names]
 
     def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return the user's metrics, or the accuracy: the fraction of samples, or of truth values, that are right."""

@@ -6,7 +6,7 @@ A batch is a tensor, or an arbitrarily nested tuple, list or mapping of tensors,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -42,7 +42,6 @@ class Model(nn.Module):
             its tensors, parts of its lists, and `x[start:end]` of an object x with a method `to(device)`.
         validate: None, or a method `validate(batch) -> (outputs, targets)` of the subclass, the earlier form of
             `eval_forward`. In evaluation the metrics then see the targets that it returns.
-        class_names: the names of the classes of a classifier, in order; None if they are unknown.
 
     Raises:
         TypeError: the subclass has no `forward`, or neither `loss` nor `training_step`, or `manual_optimization`
@@ -64,11 +63,6 @@ class Model(nn.Module):
         if cls.manual_optimization and cls.training_step is None:
             raise TypeError(f"{cls.__name__} has manual_optimization=True: define training_step(self, state)")
         self._validated: tuple[Any, Any] | None = None
-        self.class_names: list[str] | None = None
-
-    def name_classes(self, names: Sequence[str]) -> None:
-        """Set the names of the classes, in order, for predictions, pictures and exports."""
-        self.class_names = [*names]
 
     def loss(self, outputs: Any, batch: Any) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch: a zero-dimensional tensor, or a dict of zero-dimensional tensors.

@@ -41,6 +41,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
     """
     state = trainer.state
     model = state.unwrapped_model
+    names: Any = getattr(model, "class_names", None)
     order = getattr(loader, "order", None)
     if order is not None:
         order.read_all_in_sequence()
@@ -49,9 +50,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
     file: _File | None = None
     if get_global_rank() == 0:
         kinds: dict[str, Any] = {".parquet": _ParquetFile, ".pt": _TensorFile}
-        make_file = kinds.get(
-            path.suffix, functools.partial(_TextFile, is_csv=path.suffix == ".csv", classes=model.class_names)
-        )
+        make_file = kinds.get(path.suffix, functools.partial(_TextFile, is_csv=path.suffix == ".csv", classes=names))
         file = make_file(partial)
     rows = 0
 
@@ -62,7 +61,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
             count = len(next(iter(columns.values())))
             if file is not None and count:
                 named = {} if ids is None else {"id": [*ids[rows : rows + count]]}
-                classes = _class_column(columns, model.class_names)
+                classes = _class_column(columns, names)
                 file.write({"index": torch.arange(rows, rows + count), **named, **classes, **columns})
             rows += count
 

@@ -40,6 +40,8 @@ NOT_FOLLOWED = {
     "data.path=my_texts": "as in docs/own_data.md",
     "data=cifar10": "needs a network",
     "data=hf_dataset": "needs a network",
+    "experiment=text_classification_csv": "needs a network",
+    "predict latest --data new.csv": "tests/verbs/test_predict_new_rows.py",
     "pretrained=true": "needs a network",
     "experiment=instruction_lora": "tests/project/test_recipes.py",
     "model=dpo": "tests/models/test_preference.py",

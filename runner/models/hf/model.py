@@ -44,6 +44,9 @@ class HFModel(Model):
         class_weights, label_smoothing, loss, gamma, classes: of classifiers; see `ClassificationModel`.
         multi_label: whether a sequence has any number of classes.
 
+    Attributes:
+        class_names: the names of the classes, in order; None if they are unknown.
+
     Raises:
         TypeError: an entry of `metrics` is of the wrong kind.
         ValueError: an argument is out of range, or the model is no classifier.
@@ -83,12 +86,13 @@ class HFModel(Model):
             self.loss_fn = described if any(changed[name] for name in changed if name != "classes") else None
         mean = read_loss(self.loss_fn)
         self._mean = mean if isinstance(mean, TargetMean) else None
+        self.class_names: list[str] | None = None
         if classes is not None:
             self.name_classes(check_names(classes, config.num_labels))
 
     def name_classes(self, names: Sequence[str]) -> None:
         """Set the names of the classes, also in the config of the model, which `save_pretrained` writes."""
-        super().name_classes(names)
+        self.class_names = [*names]
         name_labels(self.module.config, names)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
         )
         raise wrong_argument("run", str(run), reason)
     model.load_state_dict(weights)
-    described = config["model"]
+    described = config.get("model", {})
     if described.get("multi_label"):
         model.config.problem_type = "multi_label_classification"
     if described.get("classes"):

@@ -101,7 +101,8 @@ def test_balanced_weights_are_those_of_scikit_learn():
 def test_class_weights_are_not_saved_with_the_weights_of_the_network():
     model = ClassificationModel(nn.Linear(2, 3), 3, class_weights=WEIGHTS)
     assert [*model.state_dict()] == ["module.weight", "module.bias"]
-    assert model.to(torch.bfloat16).loss_fn.weight.dtype == torch.bfloat16
+    loss_fn: Any = model.to(torch.bfloat16).loss_fn
+    assert loss_fn.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -138,5 +139,5 @@ def test_accumulated_training_equals_whole_batches(options: dict[str, Any], tmp_
         trainer = Trainer(model=model, train_dataloader=loader, device="cpu", run_dir=folder, **options_of_trainer)
         with trainer:
             trainer.fit()
-        weights.append(model.module.weight.detach().clone())
+        weights.append(model.get_parameter("module.weight").detach().clone())
     torch.testing.assert_close(*weights)

@@ -29,6 +29,7 @@ from runner.callbacks.state_digest import StateDigest
 from runner.callbacks.sweep_pruner import SweepPruner
 from runner.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from runner.callbacks.tensorboard_logger import TensorBoardLogger
+from runner.callbacks.text_examples import TextExamples
 from runner.callbacks.threshold_stopper import ThresholdStopper
 from runner.callbacks.torch_profiler import TorchProfiler
 from runner.callbacks.wandb_logger import WandBLogger
@@ -65,6 +66,7 @@ __all__ = [
     "SweepPruner",
     "SystemMetricsMonitor",
     "TensorBoardLogger",
+    "TextExamples",
     "ThresholdStopper",
     "TorchProfiler",
     "WandBLogger",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
-from runner.callbacks._texts import Bytes, check_tokenizer
+from runner.callbacks._texts import make_tokenizer
 from runner.failures.checks import check_number, check_whole
 from runner.failures.errors import wrong_argument
+from runner.files.values import HubName
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -35,10 +36,11 @@ class Generate(Callback):
         max_new_tokens: number of tokens to generate for each prompt, at least 1.
         temperature: divisor of the logits, at least 0; 0 always takes the likeliest token.
         top_k: number of likeliest tokens to sample from, at least 1; None samples from all.
-        tokenizer: object with `encode(text) -> list of int` and `decode(list of int) -> text`; None takes bytes as
-            tokens.
+        tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; or an object with `encode(text) ->
+            list of int` and `decode(list of int) -> text`; None takes bytes as tokens.
 
     Raises:
+        OSError: the tokenizer does not exist.
         ValueError: an argument is out of range, or, at FIT_START, a prompt has a token outside the model's vocabulary.
 
     Logs:
@@ -52,20 +54,19 @@ class Generate(Callback):
         max_new_tokens: int = 100,
         temperature: float = 1.0,
         top_k: int | None = None,
-        tokenizer: Any = None,
+        tokenizer: HubName | Any = None,
     ) -> None:
         if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
             raise wrong_argument("prompts", prompts, "must be a list of texts, at least one and none of them empty")
         check_whole("max_new_tokens", max_new_tokens, 1)
         check_whole("top_k", top_k, 1, none="all tokens")
         check_number("temperature", temperature, "[0, inf]")
-        check_tokenizer(tokenizer)
         self.prompts = list(prompts)
         self.interval = Interval(interval)
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.top_k = top_k
-        self.tokenizer = tokenizer or Bytes()
+        self.tokenizer = make_tokenizer(tokenizer)
         self._rows: list[list[Any]] = []
         self._is_enabled = False
 

@@ -20,8 +20,8 @@ from runner.training.dataloader import BatchStream
 from runner.training.evaluation import predict_each
 from runner.training.trainer import Trainer
 
-Columns = dict[str, Tensor]
-"""Tensors on the CPU by name; dimension 0 is the sample."""
+Columns = dict[str, Tensor | list[str]]
+"""Tensors on the CPU by name, in which dimension 0 is the sample, and lists of texts, one for each sample."""
 Table = Mapping[str, Tensor | list[Any]]
 """Columns, or lists of texts or of lists of texts, by name."""
 
@@ -35,7 +35,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
     `.csv`, `.jsonl` or `.pt`, which appears only when it is complete.
 
     Raises:
-        ValueError: the model's predictions are not tensors with a row for each sample.
+        ValueError: the model's predictions are neither tensors with a row for each sample nor lists of texts.
         OSError: the file cannot be written.
         WrongConfig: the file is `.pt`, and samples have predictions of different shapes.
     """
@@ -79,13 +79,18 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
 def _columns(predictions: Any, num_samples: int, counting: int) -> Columns:
     """Return the rows of the first `counting` samples of a batch; the others are padding."""
     for name, value in predictions.items():
-        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != num_samples:
+        is_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+        is_rows = is_texts or (isinstance(value, Tensor) and value.ndim > 0)
+        if not is_rows or len(value) != num_samples:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"predictions[{name!r}] is {shown} for a batch of {num_samples} samples: override Model.predictions to "
-                "return tensors with a row for each sample"
+                "return tensors with a row for each sample, or lists with a text for each"
             )
-    return {name: value[:counting].detach().cpu() for name, value in predictions.items()}  # The intended sync.
+    return {
+        name: value[:counting].detach().cpu() if isinstance(value, Tensor) else value[:counting]  # The intended sync.
+        for name, value in predictions.items()
+    }
 
 
 def _gather(columns: Columns) -> list[Columns]:
@@ -112,7 +117,7 @@ def _gather(columns: Columns) -> list[Columns]:
 def _class_column(columns: Columns, classes: Sequence[str] | None) -> dict[str, list[Any]]:
     """Return the names of the predicted classes, one for each sample or a list for each; {} if they have no names."""
     prediction = columns.get("prediction")
-    if classes is None or prediction is None or "probabilities" not in columns:
+    if classes is None or not isinstance(prediction, Tensor) or "probabilities" not in columns:
         return {}
     if prediction.ndim == 1:
         return {"class": [classes[number] for number in prediction.tolist()]}
@@ -187,7 +192,7 @@ class _TextFile:
 
 
 class _TensorFile:
-    """A file with a dict of tensors and lists by column, which `torch.load` reads with `weights_only=True`."""
+    """A file with a dict of columns by name, which `torch.load` reads with `weights_only=True`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -196,24 +201,23 @@ class _TensorFile:
     def write(self, columns: Table) -> None:
         before = self._batches[-1] if self._batches else columns
         for name, value in columns.items():
-            other = before[name]
-            if isinstance(value, Tensor) and isinstance(other, Tensor) and value.shape[1:] != other.shape[1:]:
-                shapes = f"{tuple(other.shape[1:])} and {tuple(value.shape[1:])}"
+            first = before[name]
+            if isinstance(value, Tensor) and isinstance(first, Tensor) and value.shape[1:] != first.shape[1:]:
+                shapes = f"{tuple(first.shape[1:])} and {tuple(value.shape[1:])}"
                 reason = f"samples of {name} have different shapes, {shapes}; give --format=parquet"
                 raise WrongConfig(f"--format='pt': {reason}", "--format", fix="--format=parquet")
         self._batches.append(columns)
 
     def close(self) -> None:
-        columns: dict[str, Any] = {name: [batch[name] for batch in self._batches] for name in self._batches[0]}
-        for name, parts in columns.items():
-            columns[name] = (
-                torch.cat(parts) if isinstance(parts[0], Tensor) else [value for part in parts for value in part]
-            )
-        torch.save(columns, self._path)
+        torch.save({name: _joined([batch[name] for batch in self._batches]) for name in self._batches[0]}, self._path)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return torch.cat([*parts]) if isinstance(parts[0], Tensor) else [text for part in parts for text in part]
 
 
 def _arrow(tensor: Tensor | list[Any]) -> Any:
-    """Return a tensor as a column of numbers, or of nested lists of numbers; a list of texts as it is."""
+    """Return a tensor as a column of numbers or of nested lists of numbers, and a list of texts, or of lists of texts, as it is."""
     import numpy
     import pyarrow
 

@@ -120,7 +120,7 @@ def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any
     run_app(*arguments, "+callbacks.killed._target_=own.Killed", exit_code=-signal.SIGKILL)
     assert (run_folder(tmp_path) / "checkpoints" / "latest").resolve().name == "ep3-ba36"
     done = run_app("resume", str(run_folder(tmp_path)))
-    check_stderr(done.stderr, "ReplicaMonitor", "generate", "memory_snapshot", "oom_observer")
+    check_stderr(done.stderr, "ReplicaMonitor", "generate", "memory_snapshot", "oom_observer", "text_examples")
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
     layers = {f"module.layers.{index}" for index in (0, 2, 4)}
     parameters = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
@@ -147,7 +147,8 @@ def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app:
     )
     ranks = ("launch.nproc_per_node=2", "launch.threads=1")
     done = run_app(*GIVEN, metric, "experiment=stdlib_lm_plain", *tiny, *ranks)
-    check_stderr(done.stderr, "image_visualizer", "memory_snapshot", "mlperf_callback", "oom_observer")
+    silent = ("image_visualizer", "memory_snapshot", "mlperf_callback", "oom_observer", "text_examples")
+    check_stderr(done.stderr, *silent)
     keys = {key for key, _ in logged(tmp_path)}
     names = {
         "name": {"BitsPerByte"},

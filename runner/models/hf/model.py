@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from runner.failures.checks import refuse_if
+from runner.files.values import HubName, KernelOptions
 from runner.models.class_losses import class_loss
 from runner.models.classification import check_names
+from runner.models.hf.network import HFNetwork
 from runner.models.hf.tasks import (
     default_metrics,
     is_classifier,
@@ -19,8 +21,8 @@ from runner.models.hf.tasks import (
     name_labels,
     task_of,
 )
+from runner.models.hf.writing import WritingModel
 from runner.models.language import IGNORED_TARGET
-from runner.models.model import Model
 from runner.models.supervised import check_metrics, update_checked
 from runner.models.target_mean import TargetMean, read_loss
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-class HFModel(Model):
+class HFModel(WritingModel):
     """Any model of transformers that computes its own loss, from batches that are mappings with `labels`.
 
     The loss of tokens is a mean over the labels that are not -100, and every other loss a mean over samples; with
@@ -40,16 +42,20 @@ class HFModel(Model):
         module: an `HFNetwork`, or a model of transformers.
         metrics: torchmetrics by name. None is bits per token for language models, the mean squared error for
             regression, else accuracy. Metrics see logits and labels; those of tokens are flattened to `(N * T, C)` and
-            `(N * T,)`, so that the metric may need `ignore_index=-100`.
+            `(N * T,)`, so that the metric may need `ignore_index=-100`. With `generation`, those of
+            `torchmetrics.text` see generated texts and references; None also adds ExactMatch, ROUGE and BLEU.
         class_weights, label_smoothing, loss, gamma, classes: of classifiers; see `ClassificationModel`.
         multi_label: whether a sequence has any number of classes.
+        generation: options of `runner.models.hf.generation.Generator`, such as `{'max_new_tokens': 64}`, for
+            evaluations and predictions of 'causal_lm' and 'seq2seq_lm'; None generates nothing.
+        tokenizer: of the generated texts, a folder or a name on the Hub.
 
     Attributes:
         class_names: the names of the classes, in order; None if they are unknown.
 
     Raises:
         TypeError: an entry of `metrics` is of the wrong kind.
-        ValueError: an argument is out of range, or the model is no classifier.
+        ValueError: an argument is out of range, the model is no classifier, or an option of generation is wrong.
     """
 
     def __init__(
@@ -62,10 +68,12 @@ class HFModel(Model):
         gamma: float = 2.0,
         multi_label: bool = False,
         classes: Sequence[str] | None = None,
+        generation: KernelOptions | None = None,
+        tokenizer: HubName | None = None,
     ) -> None:
         super().__init__()
         self.module = module
-        self.task = task_of(getattr(module, "network", module))
+        self.task = module.task if isinstance(module, HFNetwork) else task_of(module)
         self._templates = None if metrics is None else check_metrics(metrics)
         reason = f"is for task='sequence_classification', but this is a model for {self.task}"
         refuse_if(multi_label and self.task != "sequence_classification", "multi_label", multi_label, reason)
@@ -89,6 +97,7 @@ class HFModel(Model):
         self.class_names: list[str] | None = None
         if classes is not None:
             self.name_classes(check_names(classes, config.num_labels))
+        self.generate_with(module, generation, tokenizer)
 
     def name_classes(self, names: Sequence[str]) -> None:
         """Set the names of the classes, also in the config of the model, which `save_pretrained` writes."""
@@ -107,6 +116,8 @@ class HFModel(Model):
             )
             raise TypeError(f"a batch of type {type(batch).__name__}: {type(self).__name__} needs {needed}")
         labels = batch.get("labels")
+        if labels is None and self.task == "seq2seq_lm" and self.generates:
+            return {}  # without labels the decoder has no input, and the texts are generated later
         if labels is not None and self._needs_float_labels():
             batch = {**batch, "labels": labels.float()}
         if self.loss_fn is not None:
@@ -133,8 +144,17 @@ class HFModel(Model):
     def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return new copies of the metrics, or the default ones of the task."""
         if self._templates is None:
-            return default_metrics(self.task, self.module.config, train)
-        return copy.deepcopy(self._templates)
+            return self.with_text_metrics(default_metrics(self.task, self.module.config, train), train)
+        metrics = copy.deepcopy(self._templates)
+        if train and self.generates:
+            from runner.models.hf.text_scores import takes_texts
+
+            return {name: metric for name, metric in metrics.items() if not takes_texts(metric)}
+        return metrics
+
+    def rows(self, batch: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the tokens, mask and labels of a batch."""
+        return batch["input_ids"], batch.get("attention_mask"), batch.get("labels")
 
     def update_metric(self, batch: Any, outputs: dict[str, Tensor], metric: Metric) -> None:
         """Update one metric with the logits and labels of a batch.
@@ -142,6 +162,8 @@ class HFModel(Model):
         Raises:
             ValueError: the metric does not fit them.
         """
+        if self.update_text_metric(batch, metric):
+            return
         logits = outputs["logits"]
         labels = batch["labels"]
         if self._are_token_labels(labels):
@@ -156,8 +178,11 @@ class HFModel(Model):
         """Return `prediction`, the class probabilities of each sequence, and `target` if the batch has labels.
 
         The prediction is the most probable class or token; for regression it is the estimated number, and with several
-        labels per sample it holds a truth value for each.
+        labels per sample it holds a truth value for each. A model that generates returns texts instead: `input`,
+        `reference` and `generated`.
         """
+        if self.generates:
+            return self.text_columns(batch)
         if self.task is None:
             return super().predictions(batch, outputs)
         logits = outputs["logits"].float()

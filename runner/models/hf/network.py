@@ -47,6 +47,7 @@ class HFNetwork(nn.Module):
 
     Attributes:
         network: the model of transformers, inside a model of peft if there are adapters.
+        task: task of the model; a class of transformers may have several.
 
     Raises:
         FileNotFoundError: there is no model of that name.
@@ -67,6 +68,7 @@ class HFNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_task(task)
+        self.task = task
         if not isinstance(name, str) or not name:
             raise wrong_argument("name", name, "must be a name on the Hub, such as 'gpt2', or a folder")
         check_whole("num_labels", num_labels, 1, none="the value in the model's config")

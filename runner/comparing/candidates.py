@@ -42,15 +42,18 @@ Pair = tuple[str, ...]
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run to compare; `config` has a value for each dotted key."""
+    """A finished run to compare; `config` has a value for each dotted key. A baseline is a model before training."""
 
     folder: Path
     result: Result
     config: Mapping[str, Any]
+    is_baseline: bool = False
 
     @property
     def budget(self) -> str:
-        """The length of its training, such as `5ep`, or `100ba of 64 samples`."""
+        """The length of its training, such as `5ep`, or `100ba of 64 samples`; 'none' for a baseline."""
+        if self.is_baseline:
+            return "none"
         if (budget := self.config.get("budget")) is not None:
             return Budget.parse(budget).limit
         length = str(self.config.get("trainer.max_duration"))
@@ -119,13 +122,14 @@ def pair_of(run: FinishedRun, keys: Sequence[str]) -> Pair:
     return tuple(to_text(run.config.get(key)) for key in (SEED, *keys))
 
 
-def find_candidate(text: str, key: str) -> Candidate:
-    """Return the candidate whose runs a text selects; runs that trained nothing are left out.
+def find_candidate(text: str, key: str, with_baselines: bool = False) -> Candidate:
+    """Return the candidate whose runs a text selects; runs that trained nothing are left out, but for baselines.
 
     Args:
         text: words, separated by blanks: folders of runs or sweeps, globs, and conditions such as `model=resnet8`.
             Conditions without a folder select from all runs in `outputs/` except forks.
         key: the key for which the text was typed, for error messages.
+        with_baselines: whether baselines count beside trained runs; otherwise they count only if no run was trained.
 
     Raises:
         WrongKey: a word is neither a folder nor a condition, or no trained run is selected.
@@ -148,10 +152,12 @@ def find_candidate(text: str, key: str) -> Candidate:
     chosen = choose(below, parse_conditions(shlex.join(conditions), key), key)
     distinct = {_identity(run.folder): run for run in chosen}
     trained = [run for run in distinct.values() if run.verb in TRAINING]
+    if with_baselines or not trained:
+        trained += [run for run in distinct.values() if run.is_baseline]
     if not trained:
         raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
-        FinishedRun(run.folder, run.result, _flatten(run))
+        FinishedRun(run.folder, run.result, _flatten(run), run.is_baseline)
         for run in trained
         if run.result is not None and run.status == "finished"
     ]
@@ -235,6 +241,7 @@ def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[
             reason = f"their evaluation differs in its {what}: {shown}"
             raise ValueError(f"{a.name!r} and {b.name!r} cannot be compared by {metric}: {reason}")
     budgets = [{run.budget for run in side.runs} for side in (a, b)]
+    allows_budget = allows_budget or {"none"} in budgets  # a baseline is compared with any training
     if budgets[0] != budgets[1] and not allows_budget:
         shown = " and ".join(", ".join(sorted(limits)) for limits in budgets)
         fix = "runner verdict compares them with --budget any"
@@ -250,6 +257,8 @@ def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
     rows = [(group, choices[0].get(group, "null"), choices[1].get(group, "null")) for group in groups]
     rows = [row for row in rows if row[1] != row[2]]
     listed = {group for group, *_ in rows}
+    if first.is_baseline != second.is_baseline:
+        rows.insert(0, ("training", first.budget, second.budget))
     varying = {SEED, *a.varying, *b.varying}
     for key in dict.fromkeys([*first.config, *second.config]):
         values = first.config.get(key), second.config.get(key)

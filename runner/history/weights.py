@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from runner.cli.command import Command
+from runner.cli.command_line import key_of
 from runner.cli.nearest import Advice
 from runner.config import build
 from runner.config.experiment import Experiment
@@ -14,6 +15,9 @@ from runner.records.folder import MANIFEST
 from runner.records.record import Record
 from runner.terminal.console import show_path
 
+BASELINE = "runner.baseline"
+"""Tag of a run that uses a model as it is before training."""
+
 
 def with_saved_weights(
     command: Command, experiment: Experiment, run: str | None, saved: SavedRun | None
@@ -21,17 +25,22 @@ def with_saved_weights(
     """Return the experiment of a run that uses saved weights, and tags that name their source.
 
     These are the weights that evaluations of the other run used, so the average if an algorithm averages weights. The
-    other run is neither resumed nor changed.
+    other run is neither resumed nor changed. Without another run, a model that was typed keeps the weights that it has
+    before training, as a baseline.
     """
-    load_path = experiment.trainer.get("load_path")
-    if run is None and load_path is None:
-        advice = Advice(
-            f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
-            "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has"
-        )
-        raise ValueError(advice.with_facts(key="RUN"))
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
+    load_path = experiment.trainer.get("load_path")
+    trains_only = build.classes_with("only_in_training", experiment.callbacks)
+    if run is None and load_path is None:
+        if any(key_of(override).split(".")[0] in ("model", "experiment") for override in command.overrides):
+            return experiment.without_callbacks(trains_only), {BASELINE: "true"}
+        advice = Advice(
+            f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
+            "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has; "
+            "with model=... alone, the model is used as it is before training"
+        )
+        raise ValueError(advice.with_facts(key="RUN"))
     key = "trainer.load_path" if run is None else "RUN"
     path = run or load_path
     if experiment.test == "best" and run is not None and command.verb == "eval":
@@ -39,7 +48,6 @@ def with_saved_weights(
     checkpoint = str(build.checkpoint_of(key, path))
     by_id = saved is not None and not Path(saved.typed).exists()
     tags = {"runner.evaluates": saved.typed if saved is not None and by_id else checkpoint}
-    trains_only = build.classes_with("only_in_training", experiment.callbacks)
     return experiment.without_callbacks(trains_only).with_trainer(load_path=checkpoint), tags
 
 

@@ -62,6 +62,11 @@ class SavedFolder:
         """The verb of the command that made the run; `train` if its record does not say."""
         return Record(self.folder).verb
 
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the run evaluated a model before any training."""
+        return self.verb == "eval" and self.setting("trainer.load_path") is None
+
     def value(self, name: str) -> Any:
         """Return a field, a metric, a choice or a value of the config by its name, or None.
 

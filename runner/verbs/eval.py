@@ -1,5 +1,8 @@
 """`runner eval RUN`: evaluates the weights of a saved run, and trains nothing.
 
+Without RUN, `runner eval model=... data=...` evaluates a model as it is before training: a baseline, which `verdict`
+and `table` can compare with trained runs.
+
 It uses the weights that the run's own evaluations used: if an algorithm averages weights, the average. Test data is
 evaluated only if the key `test` asks for it: `test=last`, or `test=best` for the best checkpoint.
 """
@@ -63,7 +66,8 @@ def trainer_with_weights(job: Job) -> Iterator[Trainer]:
         trainer = build.build(job.experiment, Path(job.run_dir), job.run_name)
     with trainer:
         # Metrics are logged at the same batch as those of the saved run.
-        if (path := Path(job.experiment.trainer.get("load_path"))).is_dir():
+        load_path = job.experiment.trainer.get("load_path")
+        if load_path is not None and (path := Path(load_path)).is_dir():
             trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
         with config_errors():
             log_record(trainer.logger, job)
@@ -79,9 +83,10 @@ def print_results(job: Job, trainer: Trainer, rows: Sequence[tuple[str, Any]]) -
     if get_global_rank() != 0:
         return
     state = trainer.state
-    load_path = Path(job.experiment.trainer.get("load_path"))
-    when = f", after {state.timestamp.batch} batches" if load_path.is_dir() else ""
-    lines = [("weights", f"{show_path(load_path)}{when}")]
+    load_path = job.experiment.trainer.get("load_path")
+    when = f", after {state.timestamp.batch} batches" if load_path is not None and Path(load_path).is_dir() else ""
+    weights = "those of the model before training" if load_path is None else show_path(Path(load_path))
+    lines = [("weights", f"{weights}{when}")]
     for label, value in rows:
         if isinstance(value, str):
             lines.append((label, value))

@@ -2,9 +2,9 @@
 
 It shows the mean of a metric, its 95 % interval and the number of runs. The words name the runs as in `runner
 verdict`: folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config
-groups or keys, such as model,optimizer.lr; without `--rows`, the first group or key that differs. A mean is bold if it
-is significantly better than every other mean in its column, and never if runs were evaluated or trained differently.
-Comments list the folders of the runs; in CSV, a column does.
+groups or keys, such as model,optimizer.lr, or `verb`, which adds baselines as `eval`; without `--rows`, the first group
+or key that differs. A mean is bold if it is significantly better than every other mean in its column, and never if runs
+were evaluated or trained differently. Comments list the folders of the runs; in CSV, a column does.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Table:
 
 def run(command: Command) -> None:
     """Print the mean of a metric over seeds, in rows and columns by keys."""
-    candidate = find_candidate(" ".join(command.words), KEY)
+    by_verb = "verb" in (*command.options["rows"], *command.options["columns"])
+    candidate = find_candidate(" ".join(command.words), KEY, with_baselines=by_verb)
     if not candidate.runs:
         raise WrongKey(KEY, "none of these runs has finished", repr(candidate.name))
     metric, lower = common_metric([candidate], command.options["metric"], "--metric")

@@ -164,7 +164,8 @@ def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_he
 
 def test_a_run_that_trained_nothing_is_left_out(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95] * 8, lr=0.3)
-    write_seeds(outputs / "evaluated", [0.1], lr=0.3)
+    weights = {"load_path": "outputs/b/0/checkpoints/latest"}  # without it the evaluation is a baseline
+    write_seeds(outputs / "evaluated", [0.1], lr=0.3, config={"trainer": {**TRAINER, **weights}})
     (run,) = (outputs / "evaluated").iterdir()
     (run / "environment.json").write_text('{"verb": "eval"}')
     one = found(run_here, "optimizer.lr=0.1", "optimizer.lr=0.3")

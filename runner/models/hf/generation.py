@@ -17,7 +17,7 @@ from runner.distributed.sharding import is_sharded
 from runner.failures.checks import check_number, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
-from runner.models.hf.loading import quiet
+from runner.models.hf.loading import quiet_transformers
 from runner.models.hf.network import HFNetwork
 from runner.models.hf.reading import one_sequence_per_row
 from runner.models.language import IGNORED_TARGET
@@ -139,7 +139,7 @@ class Generator:
         padding: Any = {"batch_first": True, "padding_side": side}
         tokens = pad_sequence(rows, padding_value=self._config.pad_token_id, **padding)
         mask = pad_sequence([torch.ones_like(row) for row in rows], **padding)
-        with quiet(), one_sequence_per_row(), torch.no_grad():
+        with quiet_transformers(), one_sequence_per_row(), torch.no_grad():
             sequences = network.base.generate(
                 input_ids=tokens.to(device),
                 attention_mask=mask.to(device),

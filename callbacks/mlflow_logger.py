@@ -63,7 +63,8 @@ class MLflowLogger(LoggerDestination):
         nested: whether the runs of a sweep's jobs are children of the sweep's run, which the UI then shows collapsed.
         log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
             metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
-            `mlflow.pytorch.load_model("runs:/<run id>/model")` loads it without the code of the network.
+            `mlflow.pytorch.load_model("runs:/<run id>/model")` loads it without the code of the network. Text models of
+            transformers are loaded by `mlflow.pyfunc.load_model`, and take a table of texts.
         register_model: name of a registered model; the logged model becomes a new version of it.
 
     Raises:

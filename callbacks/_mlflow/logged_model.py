@@ -14,9 +14,9 @@ import numpy as np
 from mlflow import MlflowClient, pyfunc
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.models import Model, ModelSignature
-from mlflow.types import Schema, TensorSpec
+from mlflow.types import ColSpec, Schema, TensorSpec
 
-from runner.callbacks._mlflow.spool import EXAMPLE, MODEL
+from runner.callbacks._mlflow.spool import EXAMPLE, MODEL, TEXT_MODEL
 
 NAME = "model"  # so that runs:/<run id>/model finds it
 DIGEST = "runner.digest"  # tag with the digest of the weights, to recognize a model that is sent again
@@ -33,7 +33,7 @@ def log_model(client: MlflowClient, run: Run, entry: Mapping[str, Any], folder: 
         return model
     with tempfile.TemporaryDirectory() as files:
         description = _write_files(Path(files), entry, folder)  # first, so that wrong files leave no model behind
-        model = model or _create(client, run, tags)
+        model = model or _create(client, run, tags, is_text="columns" in entry)
         description.model_id = model.model_id
         description.model_uuid = model.model_id
         description.artifact_path = model.artifact_location
@@ -58,18 +58,40 @@ def register(client: MlflowClient, name: str, model: LoggedModel) -> None:
         client.create_model_version(name, model.artifact_location, model.source_run_id, model_id=model.model_id)
 
 
-def _create(client: MlflowClient, run: Run, tags: dict[str, str]) -> LoggedModel:
+def _create(client: MlflowClient, run: Run, tags: dict[str, str], is_text: bool) -> LoggedModel:
     return client.create_logged_model(
         run.info.experiment_id,
         name=NAME,
         source_run_id=run.info.run_id,
         params=client.get_run(run.info.run_id).data.params,
         tags=tags,
-        model_type="torch.export",
+        model_type="transformers" if is_text else "torch.export",
     )
 
 
 def _write_files(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
+    """Write the files of a model, and return its `MLmodel`."""
+    if "columns" in entry:
+        return _write_text_model(files, entry, folder / TEXT_MODEL)
+    return _write_program(files, entry, folder)
+
+
+def _write_text_model(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
+    """Write a model of transformers as a model from code: the runner's own file, and no pickle."""
+    inputs = Schema([ColSpec("string", str(name)) for name in entry["columns"]])
+    outputs = Schema([ColSpec(str(kind), str(name)) for name, kind in entry["results"]])
+    versions = {"torch": str(entry["torch"]).partition("+")[0], **entry["versions"], "mlflow": mlflow.__version__}
+    pyfunc.save_model(
+        str(files),
+        python_model=str(Path(__file__).with_name("served_text.py")),
+        artifacts={"model": str(folder)},
+        signature=ModelSignature(inputs, outputs),
+        pip_requirements=[f"{name}=={version}" for name, version in versions.items()],
+    )
+    return Model.load(str(files))
+
+
+def _write_program(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
     """Write the files of `mlflow.pytorch.save_model` with `serialization_format='pt2'`, and return their `MLmodel`."""
     (files / "data").mkdir()
     (files / "data" / MODEL).symlink_to(folder / MODEL)

@@ -19,6 +19,7 @@ from runner.callbacks._export import module_and_inputs, write
 from runner.callbacks._inference import inference
 from runner.callbacks._mlflow.description import tensor_spec
 from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
+from runner.callbacks._mlflow.text_model_file import has_texts, write_text_model
 from runner.checkpoints.snapshot import weights_of
 from runner.data.content import digest
 from runner.distributed.sharding import is_sharded
@@ -48,22 +49,21 @@ def check_loggable(state: State, log_model: str) -> None:
 def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] | None:
     """Write the model as an exported program, and return its spool entry; if that fails, warn and return None.
 
-    The program runs without the network's code, and nothing in it has to be unpickled.
+    The program runs without the network's code, and nothing in it has to be unpickled. A model that maps texts to
+    classes or texts is written in the format of transformers instead.
     """
     folder = run_dir / "mlflow" / FILES / uuid.uuid4().hex
     try:
         with _weights(state, log_model):
             step = state.timestamp.batch
+            entry = {"model": folder.name, "weights": log_model, "s": step, "torch": torch.__version__}
+            if has_texts(state):
+                folder.mkdir(parents=True)
+                return entry | write_text_model(state, folder)
             module, inputs = module_and_inputs(state)
         folder.mkdir(parents=True)
         write("torch_export", module, inputs, folder / MODEL, dynamic_batch=True)
-        entry = {
-            "model": folder.name,
-            "weights": log_model,
-            "s": step,
-            "digest": digest([*module.state_dict().values()]),
-            "torch": torch.__version__,
-        }
+        entry["digest"] = digest([*module.state_dict().values()])
         with torch.no_grad():
             outputs = module(inputs)
         if _has_numpy(inputs) and _has_numpy(outputs):

@@ -27,6 +27,7 @@ SPOOL = "spool.jsonl"
 IMAGES = "images"  # folder of images, which are removed once they are sent
 FILES = "files"  # folder of copied artifacts and of models, which are also removed once they are sent
 MODEL = "model.pt2"  # file name of an exported model
+TEXT_MODEL = "transformers"  # folder of a model of transformers with its tokenizer
 EXAMPLE = "example.npy"  # file name of its input example
 CHUNK = 1 << 20  # bytes of the spool to read at a time
 TAIL = 1 << 16  # bytes before a checkpoint's position that may hold values that a resumed run logs again

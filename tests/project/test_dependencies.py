@@ -25,6 +25,7 @@ NAMES = {  # of imports, where they differ from the distribution's name
 NOT_DECLARED = {
     "IPython": "is there where a notebook is",
     "aiohttp": "comes with fsspec[http]",
+    "pandas": "comes with MLflow, whose pyfunc imports it",
 }
 NOT_IMPORTED = {
     "hydra-joblib-launcher": "Hydra loads it",

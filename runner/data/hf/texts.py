@@ -81,6 +81,21 @@ class Texts(Dataset[dict[str, Tensor]]):
         """The targets of all rows, `(rows, ...)`; empty unless each text has a class or numbers."""
         return torch.empty(0) if self._labels is None else self._labels.targets
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns of texts."""
+        return self._inputs
+
+    @property
+    def context(self) -> int:
+        """The maximum number of tokens in a sample."""
+        return self._encode._context
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The class names in order; None if the targets have no names."""
+        return None if self._labels is None else self._labels.classes
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self._rows[index]
         target = row[self._targets] if self._targets else None

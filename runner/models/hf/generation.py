@@ -105,6 +105,13 @@ class Generator:
             raise wrong_argument("generation", dict(options), f"transformers refuses it: {reason}") from error
         return config
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that transformers' own `generate` needs for such texts; it samples with streams of its own."""
+        names = ("do_sample", "temperature", "top_k", "top_p") if self._own["do_sample"] else ("do_sample",)
+        sampling = {name: self._own[name] for name in names if self._own[name] is not None}
+        return {**self._config.to_diff_dict(), **sampling}
+
     def __call__(self, network: HFNetwork, tokens: Tensor, mask: Tensor | None, labels: Tensor | None) -> Texts:
         """Return the texts of a batch; it waits for the device.
 

@@ -27,6 +27,7 @@ class WritingModel(Model):
 
     def __init__(self) -> None:
         super().__init__()
+        self.tokenizer: str | None = None
         self._generator: Generator | None = None
         self._texts: tuple[Any, Texts] | None = None
 
@@ -37,6 +38,7 @@ class WritingModel(Model):
 
     def generate_with(self, module: Any, options: Mapping[str, Any] | None, tokenizer: str | None) -> None:
         """Generate in evaluations and predictions, unless `options` is None; see `runner.models.hf.generation`."""
+        self.tokenizer = tokenizer
         if options is None:
             return
         if not isinstance(module, HFNetwork):
@@ -44,6 +46,11 @@ class WritingModel(Model):
         from runner.models.hf.generation import Generator
 
         self._generator = Generator(module, options, tokenizer)
+
+    @property
+    def generation_config(self) -> dict[str, Any] | None:
+        """The arguments of transformers' `generate` by which texts are generated, if any; sampling is transformers'."""
+        return None if self._generator is None else self._generator.arguments
 
     def rows(self, batch: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the tokens, mask and labels of a batch, as `Generator` takes them."""

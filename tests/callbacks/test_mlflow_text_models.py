@@ -1,0 +1,188 @@
+"""Models of transformers in MLflow: tables of texts in, classes or texts out, also through a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+import torch
+from tiny_tokenizer import make_tokenizer
+
+from runner.libraries.targets import prepare_import
+from runner.models.hf.saving import save_pretrained
+
+transformers: Any = pytest.importorskip("transformers")
+pandas: Any = pytest.importorskip("pandas")
+
+WORDS = ["the", "film", "was", "plot", "very", "good", "great", "bad", "awful"]
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+TEXTS = ["the film was good", "bad", "very " * 40 + "good", "the plot was awful"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a BERT and a GPT-2 of random weights, each with its tokenizer."""
+    prepare_import("transformers")
+    root = tmp_path_factory.mktemp("models")
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    (root / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    config = transformers.BertConfig(**SIZES, vocab_size=5 + len(WORDS), max_position_embeddings=24)
+    transformers.BertModel(config).save_pretrained(root / "bert")
+    transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / "bert")
+    make_tokenizer(root / "gpt2")
+    size = len(transformers.AutoTokenizer.from_pretrained(root / "gpt2"))
+    config = transformers.GPT2Config(
+        vocab_size=size,
+        n_positions=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        initializer_range=0.4,
+        eos_token_id=0,
+        bos_token_id=0,
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(root / "gpt2")
+    transformers.utils.logging.enable_progress_bar()
+    return root
+
+
+@pytest.fixture
+def classifier(run_here: Any, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a run that logged a classifier of reviews."""
+    datasets: Any = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
+    lines = [f"the film was {('good', 'bad')[n % 2]},{('positive', 'negative')[n % 2]}" for n in range(20)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["review,verdict", *lines]) + "\n")
+    run_here(
+        *("model=hf_model", f"model.module.name={models / 'bert'}", "model.module.num_labels=2", "data=hf_dataset"),
+        *("data.name=csv", "data.data_files=reviews.csv", "data.eval_split=null", "data.inputs=review"),
+        *("data.targets=verdict", f"data.tokenizer={models / 'bert'}", "data.context=16", "data.num_workers=0"),
+        *(
+            "algorithms=none",
+            "optimizer=adamw",
+            "optimizer.lr=0.03",
+            "trainer.max_duration=12ep",
+            "scheduler=none",
+            "hydra.run.dir=run",
+        ),
+        *("callbacks=[mlflow_logger,checkpoint_saver]", "callbacks.mlflow_logger.log_model=last"),
+        *("callbacks.mlflow_logger.close_timeout=200", "callbacks.mlflow_logger.register_model=reviews"),
+        code=0,
+    )
+    return tmp_path
+
+
+def model_folder(folder: Path) -> Path:
+    return next((folder / "outputs" / "mlartifacts").rglob("MLmodel")).parent
+
+
+def load(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow warns about itself when it is imported
+        import mlflow.pyfunc
+
+    return mlflow.pyfunc.load_model(str(model_folder(folder)))
+
+
+def test_a_classifier_returns_labels_and_scores_as_transformers_does(classifier: Path, models: Path):
+    from mlflow.exceptions import MlflowException
+
+    model = load(classifier)
+    found = model.predict(pandas.DataFrame({"review": TEXTS}))
+    saved = save_pretrained(classifier / "run", classifier / "saved", tokenizer=str(models / "bert"))
+    pipeline = transformers.pipeline("text-classification", str(saved))
+    names = {"LABEL_0": "negative", "LABEL_1": "positive"}  # in the order of names, as the data numbers them
+    expected = [pipeline(text, truncation=True, max_length=16)[0] for text in TEXTS]
+    assert found["label"].tolist() == [names[row["label"]] for row in expected]
+    assert found["score"].tolist() == pytest.approx([row["score"] for row in expected], abs=1e-5)
+    assert not [path for path in model_folder(classifier).rglob("*") if path.suffix in (".pkl", ".bin", ".pt")]
+    sql = "select name, version from model_versions"
+    assert stores.query(classifier / "outputs" / "mlflow.db", sql) == [("reviews", 1)]
+
+    with pytest.raises(ValueError, match="the table has no rows: give at least one, with the text in 'review'"):
+        model.predict(pandas.DataFrame({"review": pandas.Series([], dtype=str)}))
+    with pytest.raises(MlflowException, match="missing inputs \\['review'\\]"):
+        model.predict(pandas.DataFrame({"text": TEXTS}))
+
+
+def test_a_language_model_returns_what_transformers_generates(run_here: Any, models: Path, tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("The quick brown fox jumps over the lazy dog. " * 60)
+    run_here(
+        *("model=hf_causal_lm", f"model.module.name={models / 'gpt2'}", "data=text_files", "data.path=texts"),
+        *(f"data.tokenizer={models / 'gpt2'}", "data.context=16", "data.batch_size=4", "algorithms=none"),
+        *("model.module.context=null", "model.generation={max_new_tokens: 5, prompt_tokens: 4, num_beams: 2}"),
+        *("optimizer=adamw", "trainer.max_duration=2ba", "callbacks=[mlflow_logger]", "hydra.run.dir=run"),
+        *("callbacks.mlflow_logger.log_model=last", "callbacks.mlflow_logger.close_timeout=200", "data.cache=null"),
+        code=0,
+    )
+    prompts = ["The quick", "The lazy dog jumps over the", "fox " * 60]
+    found = load(tmp_path).predict(pandas.DataFrame({"text": prompts}))
+    folder = model_folder(tmp_path) / "artifacts" / "transformers"
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = []
+    for prompt in prompts:
+        tokens = torch.tensor([tokenizer(prompt)["input_ids"][-27:]])  # 32 positions without the 5 new ones
+        made = network.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, num_beams=2)
+        expected.append(tokenizer.decode(made[0, tokens.shape[1] :], skip_special_tokens=True).strip())
+    assert found["generated"].tolist() == expected and any(expected)
+
+
+@pytest.mark.slow
+def test_a_server_answers_requests(classifier: Path):
+    # A torchvision whose operators do not load, as with a CPU build of torch, would keep transformers from loading.
+    (classifier / "site").mkdir()
+    prepare = "from runner.libraries.targets import prepare_import\nprepare_import('transformers')\n"
+    (classifier / "site" / "sitecustomize.py").write_text(prepare)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(model_folder(classifier)), "-p", str(port)]
+    scripts = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = f"{classifier / 'site'}{os.pathsep}{Path(__file__).parents[2]}"
+    server = subprocess.Popen(
+        [*command, "--env-manager", "local", "-h", "127.0.0.1"], env=environment, start_new_session=True
+    )
+    try:
+        rows = {"dataframe_split": {"columns": ["review"], "data": [[text] for text in TEXTS]}}
+        status, answer = ask(port, rows)
+        expected = load(classifier).predict(pandas.DataFrame({"review": TEXTS}))
+        assert status == 200 and [row["label"] for row in answer["predictions"]] == expected["label"].tolist()
+        status, answer = ask(port, {"dataframe_split": {"columns": ["text"], "data": [["good"]]}})
+        assert status == 400 and "review" in json.dumps(answer)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def ask(port: int, rows: Any) -> tuple[int, Any]:
+    """Return the status and the answer to a request, once the server is up."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations", json.dumps(rows).encode(), {"Content-Type": "application/json"}
+    )
+    deadline = time.monotonic() + 240
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)

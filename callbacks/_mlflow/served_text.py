@@ -35,7 +35,7 @@ class ServedText(PythonModel):
         self.model: Any = kind.from_pretrained(folder, use_safetensors=True).eval()
         self.longest = int(facts["longest"])
 
-    def predict(self, context: Any, model_input: pandas.DataFrame, params: Any = None) -> pandas.DataFrame:
+    def predict(self, context: Any, model_input: pandas.DataFrame, params: Any = None) -> Any:
         """Return a table with a row for each row of a table of texts.
 
         Raises:

@@ -36,7 +36,7 @@ def write_text_model(state: State, folder: Path) -> dict[str, Any]:
 
     The model has the weights to log, in evaluation mode.
     """
-    from runner.models.hf.loading import quiet
+    from runner.models.hf.loading import quiet_transformers
 
     model: Any = state.unwrapped_model
     module = copy.deepcopy(model.module).cpu()
@@ -66,7 +66,7 @@ def write_text_model(state: State, folder: Path) -> dict[str, Any]:
         outputs = [["value", "double"]]
     columns = [*(getattr(dataset, "inputs", None) or ["text"])]
     folder = folder / TEXT_MODEL
-    with quiet():
+    with quiet_transformers():
         network.save_pretrained(str(folder))
         tokenizer.save_pretrained(str(folder))
     (folder / "serving.json").write_text(json.dumps({"task": task, "columns": columns, "longest": longest}))

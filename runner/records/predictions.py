@@ -217,7 +217,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _arrow(tensor: Tensor | list[Any]) -> Any:
-    """Return a tensor as a column of numbers or of nested lists of them; a list of texts, or of lists of texts, as it is."""
+    """Return a tensor as a column of numbers or of nested lists of them, and a list of texts as it is."""
     import numpy
     import pyarrow
 

@@ -91,11 +91,6 @@ class Texts(Dataset[dict[str, Tensor]]):
         """The maximum number of tokens in a sample."""
         return self._encode._context
 
-    @property
-    def classes(self) -> list[str] | None:
-        """The class names in order; None if the targets have no names."""
-        return None if self._labels is None else self._labels.classes
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self._rows[index]
         target = row[self._targets] if self._targets else None

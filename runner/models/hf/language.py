@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ class HFLanguageModel(LanguageModel, WritingModel):
         super().__init__(module, metric_name)
         self.generate_with(module, generation, tokenizer)
 
-    def metrics(self, train: bool) -> dict[str, Metric]:
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
         """Return the metrics of a language model, and those of generated texts."""
         return self.with_text_metrics(super().metrics(train), train)
 

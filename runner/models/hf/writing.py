@@ -63,7 +63,7 @@ class WritingModel(Model):
             self._texts = (batch, self._generator(self.module, *self.rows(batch)))
         return self._texts[1]
 
-    def with_text_metrics(self, metrics: dict[str, Metric], train: bool) -> dict[str, Metric]:
+    def with_text_metrics(self, metrics: Mapping[str, Metric], train: bool) -> Mapping[str, Metric]:
         """Return metrics with those of generated texts, for an evaluation of a model that generates."""
         if train or not self.generates:
             return metrics

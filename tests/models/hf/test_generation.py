@@ -17,6 +17,7 @@ from torch import Tensor
 from runner.libraries.targets import prepare_import
 from runner.libraries.torchmetrics import import_torchmetrics
 from runner.models.hf.causal_lm import HFCausalLM
+from runner.models.hf.generation import Generator
 from runner.models.hf.language import HFLanguageModel
 from runner.models.hf.model import HFModel
 from runner.models.hf.network import HFNetwork
@@ -145,23 +146,16 @@ def test_a_sampled_text_depends_on_the_seed_and_its_row_alone(models: Path, name
 def test_sampled_tokens_follow_the_distribution_of_the_model(models: Path):
     counts = torch.zeros(302)
     prompt = [20, 30, 40]
+    network = HFNetwork(str(models / "gpt2"), "causal_lm").eval()
     for seed in range(400):
-        generator = make_generator(models, seed)
-        counts[generator.generate(make_generator.network, [prompt])[0][:1] or [0]] += 1
-    logits = make_generator.network.base(input_ids=torch.tensor([prompt])).logits[0, -1]
+        options = {"max_new_tokens": 1, "do_sample": True, "top_k": 3, "seed": seed}
+        generator = Generator(network, options, str(models / "gpt2"))
+        counts[generator.generate(network, [prompt])[0][:1] or [0]] += 1
+    logits = network.base(input_ids=torch.tensor([prompt])).logits[0, -1]
     top = logits.topk(3)
     expected = top.values.softmax(-1)
     assert counts[top.indices].sum() >= 399  # the end of text counts elsewhere
     assert torch.allclose(counts[top.indices] / 400, expected, atol=0.1)
-
-
-def make_generator(models: Path, seed: int) -> Any:
-    from runner.models.hf.generation import Generator
-
-    if not hasattr(make_generator, "network"):
-        make_generator.network = HFNetwork(str(models / "gpt2"), "causal_lm").eval()  # pyright: ignore
-    options = {"max_new_tokens": 1, "do_sample": True, "top_k": 3, "seed": seed}
-    return Generator(make_generator.network, options, str(models / "gpt2"))  # pyright: ignore
 
 
 def test_a_prompt_is_cut_on_its_left_to_leave_room(models: Path):

@@ -71,11 +71,22 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if state.resumed_from is not None:
             return
-        from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into, read_weights
+        from runner.checkpoints.base import names_in_base
+        from runner.checkpoints.files import find_checkpoint
+        from runner.checkpoints.weights import (
+            OTHER_SHAPE,
+            describe_differences,
+            differences,
+            is_weights_file,
+            load_into,
+            read_weights,
+        )
 
         model = state.unwrapped_model
         try:
-            weights = read_weights(self.checkpoint, model)
+            path = Path(self.checkpoint)
+            path = path if is_weights_file(path) else find_checkpoint(path)
+            weights = read_weights(path, model)
         except FileNotFoundError:
             raise wrong_argument(
                 "checkpoint", str(self.checkpoint), "no complete checkpoint; give a run's folder or a checkpoint's"
@@ -83,7 +94,7 @@ class LoadCheckpoint(Callback):
         own = model.state_dict()
         ignored = _matching([*dict.fromkeys([*weights, *own])], self.ignore_keys)
         weights = {key: weight for key, weight in weights.items() if key not in ignored}
-        wrong = differences(weights, model, ignored)
+        wrong = differences(weights, model, ignored | names_in_base(model, weights, path))
         if OTHER_SHAPE in wrong or (self.strict and wrong) or not weights.keys() & own:
             raise wrong_argument(
                 "checkpoint",
@@ -93,6 +104,8 @@ class LoadCheckpoint(Callback):
             )
         loaded = {key: weight for key, weight in weights.items() if key in own}
         load_into(model, loaded)
+        if ignored:
+            log.info("not loaded, because of ignore_keys: %s", ", ".join(sorted(ignored)))
         note = f"; {describe_differences(wrong)}" if wrong else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, note)
 

@@ -4,6 +4,7 @@ A checkpoint is a folder:
 
 - `model.pt`: the weights that evaluations measure; with an averaging algorithm, these are the averaged weights.
 - `state.pt`: everything else that a resumed run needs; with an averaging algorithm, also the weights in training.
+- `base.json`, if the model has frozen weights of a named model, which are then left out: its name and digest.
 - `config.json`: the resolved config of the run, for comparison.
 - `shard-00000-of-00002.safetensors` and so on, if it is sharded: see `runner.checkpoints.shards`.
 - `manifest.json`: size and SHA-256 of each file, and the training time. Folders without a valid one are not used.
@@ -25,13 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner.checkpoints.base import describe_bases, left_out
 from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.files import MODEL_CONFIG, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.manifest import read_manifest
 from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
-from runner.checkpoints.weights import load_all_into, read_weights
+from runner.checkpoints.weights import is_weights_file, load_all_into, read_weights
 from runner.checkpoints.writing import write_checkpoint
 from runner.core.engine import evaluation_weights, overrides
 from runner.core.hooks import Algorithm, Hooks
@@ -91,6 +93,7 @@ def capture(
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
+        **describe_bases(state.unwrapped_model),
         **({MODEL_CONFIG: state.config} if state.config else {}),
         **({"layouts": layouts} if layouts is not None else {}),
     }
@@ -157,7 +160,8 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         FileNotFoundError: `path` holds no checkpoint.
     """
     model = state.unwrapped_model
-    load_all_into(model, read_weights(path, model, verify_together), path, strict)
+    path = path if is_weights_file(Path(path)) else find_checkpoint(path, verify_together)
+    load_all_into(model, read_weights(path, model), path, strict)
 
 
 def read_timestamp(path: str | Path) -> Timestamp:
@@ -263,8 +267,10 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
 
 
 def _weights(model: nn.Module, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> dict[str, Any]:
-    """Return a model's `state_dict` on the CPU; names that share a weight still share it."""
+    """Return a model's `state_dict` on the CPU, without its base; names that share a weight still share it."""
+    skipped = left_out(model)
     weights = model.state_dict(keep_vars=True)  # the parameters themselves, because detaching DTensors is slow
+    weights = {name: value for name, value in weights.items() if id(value) not in skipped}
     on_cpu: dict[int, Any] = {}
     for name, value in weights.items():
         if id(value) not in on_cpu:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from runner.checkpoints.files import find_checkpoint, read_file, read_tensors
+from runner.checkpoints.base import forget_base, names_in_base
+from runner.checkpoints.files import read_file, read_tensors
 from runner.checkpoints.shards import SUFFIX
 from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import like
@@ -41,24 +42,21 @@ def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collectio
     return {kind: keys for kind, keys in kinds.items() if keys}
 
 
-def read_weights(
-    path: str | Path, model: nn.Module, check: Callable[[Path], str | None] | None = None
-) -> dict[str, Any]:
+def read_weights(path: str | Path, model: nn.Module) -> dict[str, Any]:
     """Read weights, and return them by their names in a model.
 
     Args:
-        path: the folder of a run or of a checkpoint, or a file that `runner export` wrote, `.pt` or `.safetensors`.
+        path: the folder of a checkpoint that `find_checkpoint` returned, or a file that `runner export` wrote, `.pt` or
+            `.safetensors`.
         model: the model. If it holds a plain network, like `ClassificationModel`, a file may have the network's
             weights.
-        check: see `find_checkpoint`.
 
     Raises:
-        FileNotFoundError: there is neither a checkpoint nor a file.
         ValueError: the weights cannot be read.
     """
     path = Path(path)
     if not is_weights_file(path):
-        return read_file(find_checkpoint(path, check), "model.pt")
+        return read_file(path, "model.pt")
     weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
     own = model.state_dict().keys()
     has_plain_names = not own & weights.keys() and any(f"{WRAPPER_PREFIX}{name}" in own for name in weights)
@@ -90,7 +88,7 @@ def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:
 
 def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path, strict: bool) -> None:
     """Load the weights of a checkpoint into a model; without `strict`, a warning lists names that differ."""
-    wrong = differences(weights, model)
+    wrong = differences(weights, model, names_in_base(model, weights, Path(path)))
     if OTHER_SHAPE in wrong or (strict and wrong):
         raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
     if wrong and get_global_rank() == 0:
@@ -101,6 +99,7 @@ def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load weights, whole on each rank, into a model by name; shards take their part, and other weights stay."""
     own = model.state_dict()
+    forget_base(model, weights)
     fitting = {
         name: like(value, own[name]) if isinstance(value, Tensor) and isinstance(own[name], Tensor) else value
         for name, value in weights.items()

@@ -296,9 +296,15 @@ _ROWS = (
     ),
     Verb(
         "export",
-        help="writes the weights of a run to one file",
+        help="writes the weights of a run to a file, or to a folder for transformers",
         example="runner export RUN model.pt",
         words="RUN FILE",
+        options=(
+            Option("form", ("merged", "adapter"), "merged", "in a folder: adapters in their model, or for peft alone"),
+            Option("dtype", ("float32", "bfloat16", "float16"), "float32", "in a folder: the type of the weights"),
+            Option("tokenizer", str, "", "in a folder: a model whose tokenizer is written too"),
+            Option("base", str, "", "folder or model with the frozen weights that the run left out, if it has moved"),
+        ),
         composes=False,
     ),
     Verb(

@@ -23,6 +23,12 @@ def is_deferred(parameter: nn.Parameter) -> bool:
     return _KEY in vars(parameter)
 
 
+def value_of(parameter: nn.Parameter) -> Tensor:
+    """Return the value of a parameter, drawn or read now if it has none yet."""
+    draw = vars(parameter).get(_KEY)
+    return parameter if draw is None else as_plain(draw())
+
+
 def deferred_draws(model: nn.Module) -> dict[str, Draw]:
     """Return functions that draw the values of a model's uninitialized parameters, by name."""
     draws: dict[str, Draw] = {}

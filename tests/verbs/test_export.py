@@ -99,7 +99,7 @@ def test_what_cannot_be_exported_is_one_sentence(run_here: Any, run: Path, tmp_p
     (tmp_path / "there.pt").touch()
     for given, said in {
         (str(run), "there.pt"): "error: FILE='there.pt': this file exists; give another name, or remove it\n",
-        (str(run), "model.bin"): "error: FILE='model.bin': must end in .pt or .safetensors\n",
+        (str(run), "model.bin"): "error: FILE='model.bin': must end in .pt or .safetensors; a folder ends in /\n",
         ("none", "model.pt"): "error: RUN='none': no such folder; give a run's folder, or a checkpoint's\n",
     }.items():
         assert said in run_here("export", *given, code=2).err

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from runner.checkpoints.base import Base, digest_of, set_base
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 from runner.models.hf.tasks import TASKS
@@ -35,3 +36,24 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise wrong_argument("lora", dict(lora), f"peft refuses it: {reason}") from error
+
+
+def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, Any]) -> tuple[Base, set[int]] | None:
+    """Return the base of a pretrained network and the ids of its parameters; None if adapters will change them.
+
+    Weights that the task adds are not part of the base: they are drawn.
+    """
+    if lora.get("init_lora_weights", True) not in (None, True, False, "gaussian"):
+        return None  # PiSSA, OLoRA and others subtract the new adapters from the weights
+    new = getattr(network, "new_weights", ())  # missing on the meta device
+    weights = {key: weight for key, weight in network.named_parameters() if key not in new}
+    known = "" if any(weight.is_meta for weight in weights.values()) else digest_of(weights)
+    return Base(name, revision, known, set()), {id(weight) for weight in weights.values()}
+
+
+def leave_out(module: Any, base: tuple[Base, set[int]]) -> None:
+    """Let checkpoints leave out the parameters of a base that peft has frozen in a module."""
+    origin, ids = base
+    parameters = module.named_parameters()
+    origin.weights = {key for key, weight in parameters if id(weight) in ids and not weight.requires_grad}
+    set_base(module, origin)

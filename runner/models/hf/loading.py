@@ -209,6 +209,7 @@ def _load_weights(
             f"{missing[0]!r}; change overrides, give pretrained=false for new weights"
             + (", or set init_weights=in_order, which also converts weights" if is_making_by_name() else ""),
         )
+    network.new_weights = frozenset(new)
     if get_global_rank() == 0:
         if new:
             log.info("%d weights of %r are new, for task=%r: %s", len(new), name, task, ", ".join(new))

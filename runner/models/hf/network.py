@@ -11,7 +11,7 @@ from torch import nn
 from runner.failures.checks import check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
-from runner.models.hf.adapters import add_adapters
+from runner.models.hf.adapters import add_adapters, base_of, leave_out
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet_transformers
 from runner.models.hf.reading import one_sequence_per_row, skip_value_checks
 from runner.models.hf.tasks import check_task
@@ -23,7 +23,8 @@ class HFNetwork(nn.Module):
     Each machine downloads a model on the Hub once, into transformers' own cache (environment variable `HF_HOME`). A
     model in the cache is used without asking the Hub again; `revision` chooses the version. A resumed run takes its
     weights from the checkpoint; if the cache is gone, `model.module.pretrained=false` together with `--allow-changes
-    model.module.pretrained` avoids the download.
+    model.module.pretrained` avoids the download. With `lora`, checkpoints hold only what trains, and the digest of the
+    frozen weights, which are read again from `name`.
 
     Weights are float32, whatever type they were saved in; the trainer's precision is the type to compute in. Code that
     comes with a model is not run.
@@ -80,11 +81,15 @@ class HFNetwork(nn.Module):
                 config.num_labels = num_labels
             self.check_config(config, name)
             check_attention(attention)
+            has_base = lora is not None and pretrained
             # On the meta device there are no values to load, and none are needed.
             pretrained = pretrained and torch.get_default_device().type != "meta"
             network = load_network(config, name, task, pretrained, attention, revision).train()
             skip_value_checks(network)
+            base = base_of(network, name, revision, lora) if lora is not None and has_base else None
             self.network = network if lora is None else add_adapters(network, task, dict(lora))
+            if base is not None:
+                leave_out(self, base)
         takes_cache = "use_cache" in inspect.signature(network.forward).parameters
         self._options = {"return_dict": True, **({"use_cache": False} if takes_cache else {})}
 

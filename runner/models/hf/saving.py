@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.files import MODEL_CONFIG, find_checkpoint, read_file
+import torch
+from torch import nn
+
+from runner.checkpoints.base import BASE, names_in_base
+from runner.checkpoints.files import find_checkpoint, read_config, read_file
 from runner.checkpoints.weights import describe_differences, differences
 from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
@@ -17,54 +22,91 @@ from runner.models.hf.tasks import name_labels
 KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (HFNetwork, HFCausalLM)}
 
 
-def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None = None) -> Path:
+def save_pretrained(
+    run: str | Path,
+    folder: str | Path,
+    tokenizer: str | None = None,
+    form: str = "merged",
+    dtype: torch.dtype = torch.float32,
+    base: str | None = None,
+) -> Path:
     """Write a trained model for transformers' `from_pretrained`, and return its folder.
 
-    The weights are those that the run's evaluations used (with an averaging algorithm, the average), in float32.
-    Adapters are merged into the weights that they adapt. From a shell:
-    `python -c "from runner.models.hf.saving import save_pretrained as s; s('RUN', 'FOLDER')"`.
+    The weights are those that the run's evaluations used (with an averaging algorithm, the average).
+    From a shell: `runner export RUN FOLDER`.
 
     Args:
         run: the folder of a run, whose last checkpoint is saved, or of a checkpoint; the model has an `HFNetwork`.
         folder: the folder to write, new or empty.
         tokenizer: a model, on the Hub or in a folder, whose tokenizer is saved there too; None saves none.
+        form: 'merged', in which adapters are merged into the weights that they adapt, or 'adapter', which writes them
+            alone, for peft's `PeftModel.from_pretrained`.
+        dtype: type of the saved weights.
+        base: see `load_trained`.
 
     Raises:
         FileExistsError: the folder is not empty.
-        FileNotFoundError: there is no checkpoint, or the model's config is no longer at the name that the run used.
-        ValueError: the run's model has no HFNetwork, or an algorithm has changed its layers.
+        FileNotFoundError: there is no checkpoint, or the model is no longer at the name that the run used.
+        ValueError: the run's model has no HFNetwork, no adapters to write alone, or layers that an algorithm has
+            changed.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_argument("folder", str(folder), "already exists; give a new or an empty folder", FileExistsError)
-    checkpoint = find_checkpoint(run)
-    config = json.loads((checkpoint / MODEL_CONFIG).read_text()) if (checkpoint / MODEL_CONFIG).is_file() else {}
+    model = load_trained(find_checkpoint(run), base)
+    network: Any = model.network
+    has_adapters = model.base is not network
+    if form == "adapter" and not has_adapters:
+        raise wrong_argument("form", form, "the run has trained no adapters (model.module.lora); give merged")
+    aside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        with quiet_transformers():
+            if tokenizer is not None:
+                from transformers import AutoTokenizer
+
+                AutoTokenizer.from_pretrained(tokenizer).save_pretrained(str(aside))
+            network = network.merge_and_unload() if has_adapters and form == "merged" else network
+            network.to(dtype).save_pretrained(str(aside))
+        if folder.exists():
+            folder.rmdir()
+        os.replace(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def load_trained(checkpoint: Path, base: str | None = None) -> HFNetwork:
+    """Return the network of a run with its trained weights.
+
+    Args:
+        checkpoint: an intact checkpoint.
+        base: the name to read frozen weights from that the checkpoint lacks; None is the name in the run's config.
+
+    Raises:
+        FileNotFoundError: there is no model of that name.
+        ValueError: the run's model has no HFNetwork, its base differs, or an algorithm has changed its layers.
+    """
+    config = read_config(checkpoint) or {}
     options: dict[str, Any] = dict(config.get("model", {}).get("module") or {})
     kind = KINDS.get(options.pop("_target_", ""))
     if kind is None:
         reason = "its model is neither model=hf_model nor model=hf_causal_lm, so transformers could not load it"
-        raise wrong_argument("run", str(run), reason)
-    model = kind(**{**options, "pretrained": False})
+        raise wrong_argument("run", str(checkpoint), reason)
+    named = {} if base is None else {"name": base}
+    model = kind(**{**options, **named, "pretrained": (checkpoint / BASE).is_file()})
     saved = read_file(checkpoint, "model.pt").items()
-    weights = {key.removeprefix("module."): weight for key, weight in saved if not key.startswith("reference.")}
-    if wrong := differences(weights, model):
+    weights = {key: weight for key, weight in saved if not key.startswith("reference.")}  # which DPO adds
+    holder = nn.ModuleDict({"module": model})  # as in the run's model
+    if wrong := differences(weights, holder, names_in_base(holder, weights, checkpoint)):
         reason = (
             f"some of its weights do not belong to transformers' model ({describe_differences(wrong)}): an algorithm "
             "has changed its layers, and transformers could not load them"
         )
-        raise wrong_argument("run", str(run), reason)
-    model.load_state_dict(weights)
+        raise wrong_argument("run", str(checkpoint), reason)
+    holder.load_state_dict(weights, strict=False)
     described = config.get("model", {})
     if described.get("multi_label"):
         model.config.problem_type = "multi_label_classification"
     if described.get("classes"):
         name_labels(model.config, described["classes"])
-    with quiet_transformers():
-        if tokenizer is not None:
-            from transformers import AutoTokenizer
-
-            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(str(folder))
-        network: Any = model.network
-        merged = network.merge_and_unload() if model.base is not network else network
-        merged.save_pretrained(str(folder))
-    return folder
+    return model

@@ -175,7 +175,7 @@ def test_only_adapters_and_the_classifier_train_resume_and_are_merged(run_here, 
     folder = save_pretrained("whole", "saved", tokenizer=str(bert))
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     network = HFNetwork(str(bert), num_labels=2, lora={"r": 2, "lora_dropout": 0.1}).eval()
-    network.load_state_dict({key.removeprefix("module."): one for key, one in whole.items()})
+    network.load_state_dict({key.removeprefix("module."): one for key, one in whole.items()}, strict=False)
     batch = {name: one for name, one in draw("sequence_classification").items() if name != "labels"}
     torch.testing.assert_close(theirs(**batch).logits, network(**batch).logits)
 

@@ -1,0 +1,157 @@
+"""Checkpoints of adapters leave the base out, and every use of one finds the same base again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runner.checkpoints.base import bases_of, forget_trained, left_out
+from runner.checkpoints.files import find_checkpoint, read_file
+from runner.models.hf.causal_lm import HFCausalLM
+
+transformers: Any = pytest.importorskip("transformers")
+peft: Any = pytest.importorskip("peft")
+
+LORA = {"r": 2, "lora_dropout": 0.1}
+
+
+def save_llama(folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=256, bos_token_id=0, eos_token_id=0, **sizes)
+    config.max_position_embeddings = 64
+    transformers.utils.logging.disable_progress_bar()
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    transformers.utils.logging.enable_progress_bar()
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return save_llama(tmp_path / "llama", seed=1)
+
+
+def command(*arguments: str, folder: str = "run", duration: str = "4ba") -> list[str]:
+    return [
+        *("model=hf_causal_lm", "model.module.name=./llama", "model.metric_name=BitsPerByte", "data=stdlib_text"),
+        *(
+            "model.module.lora={r: 2, lora_dropout: 0.1}",
+            "data.context=32",
+            "data.batch_size=4",
+            "data.eval_bytes=1024",
+        ),
+        *("optimizer=adamw", "optimizer.lr=0.01", "scheduler=none", "algorithms=none", "callbacks=[checkpoint_saver]"),
+        *(f"trainer.max_duration={duration}", f"hydra.run.dir={folder}", *arguments),
+    ]
+
+
+def weights_of(run: str) -> dict[str, torch.Tensor]:
+    return read_file(find_checkpoint(run), "model.pt")
+
+
+def assert_equal(one: str, other: str) -> None:
+    first, second = weights_of(one), weights_of(other)
+    assert first.keys() == second.keys() and all("lora_" in name for name in first)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_checkpoint_holds_adapters_alone_and_resumes_to_the_bit(run_here, llama: Path):
+    ema = ["algorithms=[ema]", "algorithms.ema.half_life=1ba", "trainer.grad_accum=2"]
+    run_here(*command(*ema), code=0)
+    run_here(*command(*ema, folder="cut", duration="2ba"), code=0)
+    run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
+    assert_equal("run", "cut")
+    assert all("lora_" in name for name in read_file(find_checkpoint("run"), "state.pt")["model"])
+    assert (find_checkpoint("run") / "model.pt").stat().st_size < (llama / "model.safetensors").stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (),
+        pytest.param(
+            ("trainer.parallel=fsdp", "init_weights=by_name", "trainer.precision=fp32"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_two_ranks_resume_to_the_bit(run_here, llama: Path, layout: tuple[str, ...]):
+    two = ["launch.nproc_per_node=2", *layout]
+    run_here(*command(*two), code=0)
+    run_here(*command(*two, folder="cut", duration="2ba"), code=0)
+    run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
+    assert_equal("run", "cut")
+    recorded = json.loads((find_checkpoint("run") / "base.json").read_text())
+    assert recorded["module"]["digest"] == bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest
+
+
+def test_a_base_that_moved_is_typed_and_another_one_is_refused(run_here, llama: Path, tmp_path: Path):
+    run_here(*command(), code=0)
+    before = run_here("eval", "run", "hydra.run.dir=before", code=0).out
+    llama.rename("moved")
+    missing = run_here("eval", "run", code=2).err
+    assert "model.module.name='./llama': there is no such folder" in missing
+    after = run_here("eval", "run", "model.module.name=./moved", "hydra.run.dir=after", code=0).out
+    assert re.findall(r"BitsPerByte\s+\S+", before) == re.findall(r"BitsPerByte\s+\S+", after) != []
+    save_llama(llama, seed=2)
+    for words in (["eval", "run"], ["resume", "run", "trainer.max_duration=6ba"], ["export", "run", "out/"]):
+        wrong = run_here(*words, code=2).err
+        assert (
+            "model.module.name='./llama': checkpoint " in wrong and "holds only what was trained on the base" in wrong
+        )
+    whole = ["model.module.pretrained=false", "--allow-changes=model.module.pretrained"]
+    assert (
+        "give model.module.pretrained=true" in run_here("resume", "run", "trainer.max_duration=6ba", *whole, code=2).err
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers
+def test_adapters_are_exported_alone_or_merged_as_peft_and_transformers_load_them(run_here, llama: Path):
+    run_here(*command(), code=0)
+    run_here("export", "run", "adapter/", "--form", "adapter", code=0)
+    run_here("export", "run", "merged/", code=0)
+    run_here("export", "run", "half/", "--dtype", "bfloat16", code=0)
+    run_here("export", "run", "all.safetensors", code=0)
+    tokens = torch.arange(32)[None]
+    base = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    expected = peft.PeftModel.from_pretrained(base, "adapter").eval()(input_ids=tokens).logits
+    ours = HFCausalLM(str(llama), lora=LORA).eval()
+    ours.load_state_dict(
+        {name.removeprefix("module."): weight for name, weight in weights_of("run").items()}, strict=False
+    )
+    assert torch.equal(ours(tokens), expected)
+    merged = transformers.AutoModelForCausalLM.from_pretrained("merged").eval()(input_ids=tokens).logits
+    torch.testing.assert_close(merged, expected)
+    assert transformers.AutoModelForCausalLM.from_pretrained("half", dtype="auto").dtype == torch.bfloat16
+    from safetensors.torch import load_file
+
+    ours.load_state_dict(load_file("all.safetensors"))
+    wrong = run_here("export", "run", "one.pt", "--form", "adapter", code=2).err
+    assert "--form='one.pt': is for folders" in wrong
+
+
+def test_somebody_elses_run_names_no_base_to_read(run_here, llama: Path):
+    run_here(*command(), code=0)
+    for signature in Path("run").glob("*sig*"):
+        signature.unlink()
+    assert "--base='': this run was made elsewhere, with './llama'" in run_here("export", "run", "out/", code=2).err
+    run_here("export", "run", "out/", "--base", "./llama", code=0)
+
+
+def test_weights_that_were_trained_are_saved_even_if_they_are_frozen_again(llama: Path):
+    model = HFCausalLM(str(llama), lora=LORA)
+    name, weight = next(item for item in model.named_parameters() if not item[1].requires_grad)
+    assert id(weight) in left_out(model)
+    weight.requires_grad_(True)
+    forget_trained(model)
+    weight.requires_grad_(False)
+    assert id(weight) not in left_out(model) and name not in bases_of(model)[""].weights
+
+
+def test_adapters_that_change_the_base_keep_it_in_checkpoints(llama: Path):
+    assert not bases_of(HFCausalLM(str(llama), lora={"r": 2, "init_lora_weights": "pissa"}))
+    assert not bases_of(HFCausalLM(str(llama), pretrained=False, lora=LORA))

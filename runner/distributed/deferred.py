@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner.distributed.saved_tensor import as_plain
+
 Draw = Callable[[], Tensor]
 """Returns the value of a weight on the CPU: a whole tensor, or a `SavedTensor`, from which a rank reads its part."""
 _KEY = "_draw_value"

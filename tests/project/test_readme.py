@@ -37,6 +37,7 @@ OF_A_PAGE = (  # what a page has the reader write, which tests/project/test_docs
     "optimizer.lrr",
     "_target_=mine.",
     "trainer.load_path=",
+    "model.module.name=./moved/llama",
 )
 HUGGING_FACE = ("data=hf_dataset", "experiment=text_finetune", "experiment=instruction_lora", "data=preferences")
 VISION = ("model=timm", "model=torchvision")
@@ -62,11 +63,12 @@ def arguments_in(line: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every command line that starts the runner, on any page: in a block of commands, or after a prompt."""
+    """Every command line that starts the runner, on any page: in a block of commands, after a prompt, or in a table."""
     lines = []
     for text in PAGES.values():
         lines += [line for block in code(text, "bash") for line in block.splitlines()]
         lines += re.findall(r"^\$ (.*)$", "\n".join(code(text, "(?:text|console)")), re.MULTILINE)
+        lines += re.findall(r"^\|.*`(python -m runner [^`]+)`", text, re.MULTILINE)
     starts = re.compile(r"([A-Z_]+=\S+ )*(.*-m )?runner ")
     found = [arguments_in(line) for line in lines if starts.match(f"{line.partition(' # ')[0]} ")]
     answered = {"--help", "-h", "--version", "--cfg"}

@@ -64,6 +64,19 @@ def test_keys_compose_and_bind(page: str):
             )
 
 
+def test_each_flow_composes_and_names_its_test():
+    """A flow is composed on a model of transformers, unless it names a model or belongs to a verb."""
+    flows = PAGES["docs/from_transformers.md"].partition("| proved by |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
+    with initialized(CONF):
+        for line in flows.splitlines():
+            _, here, _, proof = line.strip("| ").split(" | ")
+            words = shlex.split(here.strip("`"))
+            if words[0] != "runner":
+                model = [] if any(word.startswith("model=") for word in words) else ["model=hf_model"]
+                compose("config", [*model, *words])
+            assert (CONF.parent / re.findall(r"`(tests/[^`]+)`", proof)[0]).is_file(), line
+
+
 @pytest.mark.parametrize("page", FROM)
 def test_names_exist(page: str):
     fields = {*(one.name for one in dataclasses.fields(State)), *dir(State)}

@@ -5,7 +5,8 @@
 Most figures come from simulated comparisons of normal values. Anytime evidence is looked at after each of 40 pairs, in
 10,000 campaigns each of equal settings whose values have various distributions. The last two figures come from 200
 comparisons of trained models: sweeps of eight seeds with 16 hidden units are compared with sweeps that differ only in
-the initial weights, and with sweeps that also have a lower learning rate. The exit code is 1 if a figure is out of
+the initial weights, and with sweeps that also have a lower learning rate; and from 60 decisions each of this kind,
+which end as `runner decide` ends them. The exit code is 1 if a figure is out of
 bounds: equals are told apart in more than 5 % of cases, with looks after each pair or without, a power is more than
 three points from the promised one, an interval of six or more values contains the true mean in less than 92 % of cases,
 or anytime evidence needs more than 1.5 times the pairs of a test that knew their number.
@@ -33,6 +34,8 @@ from runner.comparing.decision import (
 )
 from runner.comparing.evidence import log_wealth
 from runner.data.images.digits import load_digits
+from runner.sweeps.decide.contenders import Contender
+from runner.sweeps.decide.contest import Contest, Look
 
 REPEATS = 4_000
 CAMPAIGNS = 10_000
@@ -40,6 +43,7 @@ PAIRS = 40  # of a campaign, with a look after each
 SIGMAS = 3  # allowed sampling error, in standard deviations
 SWEEPS = 200  # comparisons of trained models
 SEEDS = 8
+DECISIONS = 60
 
 
 def share(happens: Callable[[np.random.Generator], bool], repeats: int = REPEATS) -> float:
@@ -164,5 +168,25 @@ def trained() -> bool:
     return decided[0] / SWEEPS <= LEVEL + SIGMAS * (LEVEL / SWEEPS) ** 0.5
 
 
+def decisions() -> bool:
+    """Print how often `decide` tells a setting from itself, and how many seeds a lower learning rate takes."""
+    passed = True
+    for lr, outcome in ((0.05, "equals told apart"), (0.02, "lr 0.02 told from 0.05")):
+        contest = Contest([Contender(("A",)), Contender(("B",))])
+        decided, seeds = 0, 0
+        for number in range(DECISIONS):
+            objectives: list[list[float]] = [[], []]
+            while jobs := Look(contest, objectives, lower=True).next_jobs(places=1):
+                for setting, seed in jobs:
+                    order = number * contest.most_seeds + seed
+                    weights = order + 1_000_000 * setting
+                    objectives[setting].append(train(order, weights, lr if setting else 0.05))
+            decided += not Look(contest, objectives, lower=True).open
+            seeds += len(objectives[0])
+        passed &= decided <= 3 if lr == 0.05 else decided >= 0.9 * DECISIONS
+        print(f"{outcome}, {DECISIONS} decisions: {decided}, {seeds / DECISIONS:.1f} seeds on average")
+    return passed
+
+
 if __name__ == "__main__":
-    sys.exit(0 if all([errors(), power(), coverage(), looks(), anytime_power(), trained()]) else 1)
+    sys.exit(0 if all([errors(), power(), coverage(), looks(), anytime_power(), trained(), decisions()]) else 1)

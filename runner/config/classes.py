@@ -6,11 +6,13 @@ training data has. The config that checkpoints and loggers record has the number
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from runner.config.experiment import Experiment
+from runner.config.signatures import locate
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import WrongKey
 
@@ -68,7 +70,7 @@ def with_classes(experiment: Experiment, train: Any) -> Experiment:
                 log.info("class_weights=balanced: %s", ", ".join(f"{weight:.4g}" for weight in weights))
             changes["class_weights"] = weights
         plain = _with_number(plain, number)
-    if "classes" in plain and plain["classes"] is None and names is not None and _number_in(plain) == len(names):
+    if plain.get("classes") is None and names is not None and _number_in(plain) == len(names) and _takes_names(plain):
         changes["classes"] = names
     return experiment.changed(model={**plain, **changes})
 
@@ -89,7 +91,7 @@ def without_data(experiment: Experiment, recorded: Mapping[str, Any] | None = No
     if _lacks_number(plain) and (saved == {} or _number_in(saved) is not None):
         plain = _with_number(plain, number)
     changes = {"class_weights": saved.get("class_weights") or [1.0] * number} if weights == "balanced" else {}
-    if "classes" in plain and names is None and isinstance(saved.get("classes"), list):
+    if names is None and isinstance(saved.get("classes"), list) and saved.get("_target_") == plain.get("_target_"):
         changes["classes"] = saved["classes"]
     return experiment.changed(model={**plain, **changes})
 
@@ -97,6 +99,11 @@ def without_data(experiment: Experiment, recorded: Mapping[str, Any] | None = No
 def _lacks_number(plain: Mapping[str, Any]) -> bool:
     parts = (plain, plain.get("module"))
     return any(key in part and part[key] is None for part in parts if isinstance(part, Mapping) for key in NUMBERS)
+
+
+def _takes_names(plain: Mapping[str, Any]) -> bool:
+    """Return whether a model has an argument for the names of its classes."""
+    return "classes" in inspect.signature(locate("model", plain["_target_"])).parameters
 
 
 def _number_in(plain: Mapping[str, Any]) -> int | None:

@@ -70,10 +70,10 @@ def test_names_are_those_of_no_key_and_no_group():
 
 
 def test_a_key_that_an_option_shares_is_that_of_the_experiment():
-    """`seed=1` after a verb with an option `--seed` is no other spelling of it; no other key is in doubt."""
+    """`seed=1` after a verb with an option `--seed` is no other spelling of it; only `budget` is in doubt as well."""
     keys = {*yaml.safe_load((ROOT / "conf" / "config.yaml").read_text(encoding="utf-8"))}
     shared = {key for verb in VERBS.values() if verb.composes for key in verb.defaults if key in keys}
-    assert shared == {"seed"}
+    assert shared == {"seed", "budget"}
 
 
 def test_the_documentation_names_all_verbs():
@@ -90,7 +90,7 @@ def test_a_verb_that_leaves_a_run_runs_where_one_is_recorded():
         trains_here = verb.keeps_folder or verb.name in ("lr-range", "replay", "verify")  # three that keep nothing
         assert verb.on_all_ranks == trains_here
         assert verb.composes or not (verb.uses_run or verb.on_all_ranks or verb.can_be_swept)
-    assert TRAINING == ("train", "resume", "fork", "rerun")
+    assert TRAINING == ("train", "resume", "fork", "rerun", "decide")
 
 
 def test_a_verb_has_the_options_that_the_program_reads_of_it():

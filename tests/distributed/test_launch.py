@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -101,6 +100,7 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
 
 def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
     def program():
+        from time import sleep
 
         from runner.distributed.launch import Ranks
 
@@ -114,7 +114,7 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
             try:
                 for job in ranks.receive():
                     print(job)
-                    time.sleep(ranks.rank / 2)  # rank 0, which hosts the store, is at its end long before
+                    sleep(ranks.rank / 2)  # rank 0, which hosts the store, is at its end long before
             finally:
                 ranks.leave()
 

@@ -49,7 +49,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "image": [
             *("data=imagefolder", f"data.path={folder / 'pictures'}", "data.image_size=16", "data.eval_image_size=16"),
             *("data.batch_size=8", "model=resnet8", "model.num_classes=null", "model.module.in_channels=3", *QUIET),
-            *("trainer.max_duration=1ep", "model.class_weights=balanced"),
+            *("trainer.max_duration=1ep", "+model.class_weights=balanced"),
         ],
     }
     for name, arguments in runs.items():

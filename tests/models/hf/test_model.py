@@ -56,7 +56,8 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(bert: Path, *arguments: str) -> list[str]:
     """The documented command, on a tiny model that is here, and with a few batches."""
-    line = next(one for one in DOCS.read_text().splitlines() if one.startswith("python -m runner model=hf_model"))
+    lines = (line for line in DOCS.read_text().splitlines() if line.startswith("python -m runner model=hf_model"))
+    line = next(line for line in lines if "data.data_files=reviews.csv" in line)
     words = shlex.split(line.replace("google-bert/bert-base-uncased", str(bert)))[3:]
     return [*words, "data.num_workers=0", "callbacks=[checkpoint_saver,console_summary]", *arguments]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ from runner import Callback
 from runner.failures.checks import check_list, check_one_of
 from runner.failures.errors import wrong_argument
 from runner.files.values import LocalPath
+from runner.optim.name_patterns import select_names
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -33,7 +32,8 @@ class LoadCheckpoint(Callback):
             `runner export` wrote.
         strict: whether differing names of weights are an error; if False, matching weights are loaded and the others
             are reported.
-        ignore_keys: patterns of names of weights not to load, such as ['module.head.*']; None loads all.
+        ignore_keys: patterns of names of weights not to load, such as ['module.head.*']; a later pattern wins, and `!`
+            excludes. None loads all.
         event: 'before_load' or 'after_load': whether to load before or after the Trainer's own `load_path`. The later
             one wins.
 
@@ -92,7 +92,7 @@ class LoadCheckpoint(Callback):
                 "checkpoint", str(self.checkpoint), "no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
         own = model.state_dict()
-        ignored = _matching([*dict.fromkeys([*weights, *own])], self.ignore_keys)
+        ignored = select_names("ignore_keys", self.ignore_keys, [*dict.fromkeys([*weights, *own])])
         weights = {key: weight for key, weight in weights.items() if key not in ignored}
         wrong = differences(weights, model, ignored | names_in_base(model, weights, path))
         if OTHER_SHAPE in wrong or (self.strict and wrong) or not weights.keys() & own:
@@ -108,15 +108,3 @@ class LoadCheckpoint(Callback):
             log.info("not loaded, because of ignore_keys: %s", ", ".join(sorted(ignored)))
         note = f"; {describe_differences(wrong)}" if wrong else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, note)
-
-
-def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
-    """Return the names that match at least one pattern."""
-    matching = set()
-    for pattern in patterns:
-        matched = {name for name in names if fnmatchcase(name, pattern)}
-        if not matched:
-            near = get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-            raise wrong_argument("ignore_keys", pattern, f"no weight has this name; near: {', '.join(near)}")
-        matching |= matched
-    return matching

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 from runner.failures.checks import check_whole
 from runner.failures.errors import wrong_argument
 from runner.libraries.optimizers import spare_compiler
+from runner.optim.name_patterns import matches_name, near_names
 
 OptimizerFactory = Callable[[Any], Optimizer]
 """Called with a list of parameters, or with the model itself if its first argument is named `model`."""
@@ -57,7 +57,7 @@ class ParamGroups:
 
     A rule selects the parameters that meet all of its conditions; without a condition, all parameters:
 
-    - `names`: a shell pattern for full names, or a list of patterns, at least one of which must match;
+    - `names`: a shell pattern for full names, or a list; a later pattern wins, and `!` excludes: ['*', '!*head*'];
     - `modules`: the name of a class, or a list of names: parameters inside modules of such a class or a subclass;
     - `max_ndim`: the largest number of dimensions. Norms and biases have 1.
 
@@ -195,6 +195,8 @@ class _Rule:
             for entry in entries or ():
                 if not any(_matches(parameter, kind, entry) for parameter in known):
                     choices = _describe_choices(known, kind)
+                    if kind == "names":
+                        choices += f"; near: {near_names(entry, [name for item in known for name in item.names])}"
                     raise ValueError(f"{self.key}.{kind}={entry!r}: matches no parameter; {choices}")
         selected = [parameter for parameter in known if self._selects(parameter)]
         if not selected:
@@ -222,9 +224,9 @@ class _Rule:
             _check_kind(f"{self.key}.{name}", value, next(group[name] for group in groups if name in group))
 
     def _selects(self, parameter: _Parameter) -> bool:
-        by_name = self.names is None or any(_matches(parameter, "names", entry) for entry in self.names)
+        last = next((entry for entry in reversed(self.names or ["*"]) if _matches(parameter, "names", entry)), "!")
         by_class = self.modules is None or any(_matches(parameter, "modules", entry) for entry in self.modules)
-        return by_name and by_class and (self.max_ndim is None or parameter.ndim <= self.max_ndim)
+        return not last.startswith("!") and by_class and (self.max_ndim is None or parameter.ndim <= self.max_ndim)
 
 
 def _describe_choices(known: Sequence[_Parameter], kind: str) -> str:
@@ -241,7 +243,7 @@ def _matches(parameter: _Parameter, kind: str, entry: str) -> bool:
     """Return whether an entry of a rule matches a name or a class of a parameter."""
     if kind == "modules":
         return entry in parameter.classes
-    return any(fnmatchcase(name, entry) for name in parameter.names)
+    return any(matches_name(name, entry) for name in parameter.names)
 
 
 def _group(group: dict[str, Any], applied: Sequence[tuple[_Rule, int]], part: list[nn.Parameter]) -> dict[str, Any]:

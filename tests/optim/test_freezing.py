@@ -126,6 +126,84 @@ def test_layers_that_an_algorithm_froze_are_free_again_after_a_resumed_run(tmp_p
     assert all(one.requires_grad for one in trainer.state.unwrapped_model.parameters())
 
 
+def named_freezing(until: str | None = "1ep") -> LayerFreezing:
+    return LayerFreezing(names=["*", "!module.1.*"], until=until)
+
+
+def trained(norm: bool = True) -> Model:
+    """The same model, with nothing frozen and all in training mode."""
+    return make_model(norm).requires_grad_(True).train()
+
+
+class UnfreezeWeights(Callback):
+    """Freezes the backbone before training, and unfreezes it at an epoch's start, without the algorithm."""
+
+    def fit_start(self, state, logger):
+        if state.timestamp.batch == 0:
+            state.unwrapped_model.get_submodule("module.0").requires_grad_(False)
+
+    def epoch_start(self, state, logger):
+        if state.timestamp.epoch == 1:
+            state.unwrapped_model.get_submodule("module.0").requires_grad_(True)
+
+
+@pytest.mark.parametrize("until", ["1ep", "2ba", "3ba", "0.3dur"])
+def test_parameters_frozen_by_name_learn_from_the_first_epoch_after_until(until: str):
+    model = trained()
+    expected = weights_of(fit(UnfreezeWeights(), model=trained()))
+    actual = weights_of(fit(named_freezing(until), model=model))
+    assert all(torch.equal(value, actual[key]) for key, value in expected.items())
+
+
+def test_parameters_frozen_by_name_without_until_keep_their_values_and_are_free_at_the_end():
+    model = trained()
+    start, end = model.state_dict(), weights_of(fit(named_freezing(None), model=trained()))
+    changed = [name for name, _ in model.named_parameters() if not torch.equal(start[name], end[name])]
+    assert changed == ["module.1.weight", "module.1.bias"]
+    fit(named_freezing(None), model=model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_unfreezing_by_name_leaves_what_the_model_froze_itself():
+    start, end = make_model().state_dict(), weights_of(fit(LayerFreezing(names=["*.1.bias"], until="1ep")))
+    assert torch.equal(start["module.0.0.weight"], end["module.0.0.weight"])
+    assert not torch.equal(start["module.1.bias"], end["module.1.bias"])
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5])
+def test_a_run_frozen_by_name_resumes_to_the_bit_before_and_after_until(batch: int, tmp_path: Path):
+    whole = fit(named_freezing(), model=trained())
+    fit(named_freezing(), Stop(batch, tmp_path / "saved"), model=trained())
+    resumed = fit(named_freezing(), model=trained(), resume_path=tmp_path / "saved")
+    expected, actual = weights_of(whole), weights_of(resumed)
+    assert resumed.state.timestamp.batch == 9
+    assert all(torch.equal(value, actual[key]) for key, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"names": ["*", "!module.1.wieght"]}, "names='!module.1.wieght': .* near: module.1.weight"),
+        ({"names": ["*"]}, "freezes all"),
+        ({"names": ["*.1.*", "!*"]}, "selects no parameter"),
+        ({"names": "module.1.*"}, "must be a list of patterns"),
+        ({"names": ["*", 3]}, "must be a list of patterns"),
+        ({"names": ["*.1.*"], "freeze_level": 0.5}, "replaces freeze_start and freeze_level"),
+        ({"until": "1ep"}, "until='1ep': is for names"),
+        ({"names": ["*.1.*"], "until": "60sec"}, "until='60sec': differs from run to run"),
+        ({"names": ["*.1.*"], "until": "soon"}, "until='soon'"),
+    ],
+)
+def test_wrong_names_to_freeze_are_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        fit(LayerFreezing(**arguments), model=trained())
+
+
+def test_a_time_to_unfreeze_that_is_never_reached_gets_a_warning(caplog: pytest.LogCaptureFixture):
+    fit(named_freezing("9ep"), model=trained())
+    assert [one for one in caplog.messages if "until='9ep': no epoch started at or after it" in one]
+
+
 def test_a_gradient_that_no_optimizer_uses_is_named_once_per_change(caplog: pytest.LogCaptureFixture):
     def head_only(model: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.module[1].parameters(), lr=0.5)
@@ -188,6 +266,9 @@ def on_ranks() -> None:
         end = KeepWeights()
         fit(Unfreeze(), *hooks, end, model=make_model(norm=False), **options)
         torch.save(end.weights, f"{name}-{get_global_rank()}.pt")
+        end = KeepWeights()
+        fit(named_freezing(), *hooks, end, model=trained(norm=False), **options)
+        torch.save(end.weights, f"named-{name}-{get_global_rank()}.pt")
 
 
 def test_ranks_average_the_gradients_of_layers_that_are_unfrozen_later(
@@ -196,7 +277,9 @@ def test_ranks_average_the_gradients_of_layers_that_are_unfrozen_later(
     monkeypatch.chdir(tmp_path)
     run_ranks(program_of("optim/test_freezing", "on_ranks"), 2)
     alone = weights_of(fit(Unfreeze(), model=make_model(norm=False)))
-    for name in ("whole", "resumed", "sharded"):
+    named = weights_of(fit(named_freezing(), model=trained(norm=False)))
+    names = ("whole", "resumed", "sharded")
+    for name, alone in [*((name, alone) for name in names), *((f"named-{name}", named) for name in names)]:
         first, second = (torch.load(f"{name}-{rank}.pt") for rank in range(2))
         for key, value in alone.items():
             assert torch.equal(first[key], second[key])

@@ -162,6 +162,16 @@ def test_a_weight_that_is_tied_has_all_its_names():
     assert groups_of(net, SGD, {"x": {"names": "tied.*", "lr": 1.0}})["x"]["params"] == ["embed.weight"]
 
 
+def test_a_later_pattern_wins_and_an_exclamation_mark_excludes():
+    net = make_net()
+    rule = {"names": ["*", "!blocks.*", "blocks.2.*"], "lr_scale": 0.1}
+    groups = groups_of(net, SGD, {"x": rule})
+    expected = [name for name, _ in net.named_parameters() if name.startswith(("blocks.0.", "blocks.1."))]
+    assert groups["default"]["params"] == expected
+    with pytest.raises(ValueError, match=r"names='!hed.weight': matches no parameter; .*; near: head.weight"):
+        groups_of(net, SGD, {"x": {"names": ["*", "!hed.weight"], "lr": 1}})
+
+
 @pytest.mark.parametrize(
     ("rules", "error", "message"),
     [

@@ -35,9 +35,11 @@ def _fake(
     eval_image_size: int,
     batch_size: int,
     eval_batch_size: int,
+    transforms: Any = None,
+    eval_transforms: Any = None,
     **_: Any,
 ) -> tuple[FakeLoader, ...]:
-    check_image_sizes(image_size, eval_image_size)
+    _check(image_size, eval_image_size, transforms, eval_transforms)
     train, *held_out = _folders(path, test_folder)
     classes = len(_classes_in(train))
     mean, std = _mean_and_std(torch.device("cpu"))
@@ -64,6 +66,8 @@ def load_imagefolder(
     eval_batch_size: int = 256,
     num_workers: int = 8,
     seed: int = 0,
+    transforms: Sequence[Callable[[Any], Any]] | None = None,
+    eval_transforms: Sequence[Callable[[Any], Any]] | None = None,
 ) -> tuple[DatasetLoader, ...]:
     """Return a training loader over `path/train` and an evaluation loader over `path/val`.
 
@@ -85,15 +89,24 @@ def load_imagefolder(
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
         num_workers: processes that read on each rank; 0 reads in this process.
         seed: seed of the order and of the augmentation.
+        transforms: functions applied to a training image one after another, instead of the random crop and the mirror,
+            such as those of `torchvision.transforms.v2`. The first takes a Pillow image of mode RGB; the last returns
+            one, or a tensor, uint8 `(3, image_size, image_size)`; images are normalized afterwards. None: the above.
+        eval_transforms: the same for images for evaluation and testing, with `eval_image_size`.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
         FileNotFoundError: a folder is missing, or a class has no images.
-        ValueError: a size is below 1, or a folder has other classes than `train`.
+        ValueError: a size is below 1, a folder has other classes than `train`, or an entry of the transforms is not a
+            function; or, while reading, transforms return something else than the image above.
     """
-    check_image_sizes(image_size, eval_image_size)
+    _check(image_size, eval_image_size, transforms, eval_transforms)
     train_folder, *other_folders = _folders(path, test_folder)
     random_crop, center_crop = image_transforms(image_size, eval_image_size)
+    if transforms is not None:
+        random_crop = _Transforms("transforms", transforms, image_size)
+    if eval_transforms is not None:
+        center_crop = _Transforms("eval_transforms", eval_transforms, eval_image_size)
     train = ImageFolder(train_folder, random_crop)
     held_out = [ImageFolder(folder, center_crop) for folder in other_folders]
     for folder, images in zip(other_folders, held_out, strict=True):
@@ -157,6 +170,29 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
         return images
 
 
+class _Transforms:
+    """The user's transforms, one after another, of a Pillow image to uint8 `(3, size, size)`."""
+
+    def __init__(self, name: str, transforms: Sequence[Callable[[Any], Any]], size: int) -> None:
+        self._name = name
+        # The last one leaves tensors as they are.
+        self._transforms = [*transforms, import_torchvision("torchvision.transforms.v2").PILToTensor()]
+        self._size = size
+
+    def __call__(self, image: Any) -> Tensor:
+        for transform in self._transforms:
+            image = transform(image)
+        shape = (3, self._size, self._size)
+        is_tensor = isinstance(image, Tensor)
+        if not is_tensor or image.dtype != torch.uint8 or image.shape != shape:
+            actual = f"{image.dtype} {tuple(image.shape)}" if is_tensor else type(image).__qualname__
+            raise ValueError(
+                f"{self._name}: they must return a Pillow image or a tensor, torch.uint8 {shape}, not {actual}; resize "
+                "or crop to the size of the images, and leave out conversions to float and the normalization"
+            )
+        return image.as_subclass(Tensor)  # without the type that v2.ToImage gives
+
+
 def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
     """Return two transforms from a Pillow image to uint8 `(3, size, size)`: a random crop and the center crop.
 
@@ -190,6 +226,15 @@ def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
 def check_image_sizes(image_size: int, eval_image_size: int) -> None:
     """Raise ValueError for a size below 1 pixel."""
     check_counts(image_size=image_size, eval_image_size=eval_image_size)
+
+
+def _check(image_size: int, eval_image_size: int, transforms: Any, eval_transforms: Any) -> None:
+    check_image_sizes(image_size, eval_image_size)
+    for name, value in (("transforms", transforms), ("eval_transforms", eval_transforms)):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        if value is not None and not (is_list and all(callable(transform) for transform in value)):
+            example = "[{_target_: torchvision.transforms.v2.CenterCrop, size: 224}]"
+            raise wrong_argument(name, value, f"must be a list of functions of an image, such as {example}")
 
 
 def _classes_in(folder: Path) -> list[Path]:

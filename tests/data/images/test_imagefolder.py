@@ -3,7 +3,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -67,6 +69,73 @@ def test_crops_differ_between_epochs_but_not_between_runs(folder: Path, torchvis
     assert torch.equal(epoch(1), epoch(1, num_workers=1))
     assert not torch.equal(epoch(0).sort(0).values, epoch(1).sort(0).values)
     assert not torch.equal(epoch(1), epoch(1, seed=5))
+
+
+def test_own_transforms_replace_the_builtin_ones(folder: Path, torchvision: ModuleType):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    file = folder / "train" / "blue" / "0.png"
+    Image.radial_gradient("L").convert("RGB").resize((20, 16)).save(file)
+    train, evaluation = load(
+        folder, transforms=[v2.CenterCrop(8), v2.RandomInvert(1)], eval_transforms=[v2.Resize([12, 12])]
+    )
+    with Image.open(file) as image:
+        pixels = torch.from_numpy(numpy.array(image)).permute(2, 0, 1)[:, 4:12, 6:14]
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    expected = ((255 - pixels.float()) / 255 - mean) / std
+    assert sum(torch.allclose(image, expected, atol=1e-5) for images, _ in train for image in images) == 1
+    assert {image.shape for images, _ in evaluation for image in images} == {(3, 12, 12)}
+
+
+def test_draws_of_own_transforms_depend_on_seed_epoch_and_sample_alone(folder: Path, torchvision: ModuleType):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    for file in folder.glob("train/*/*.png"):
+        Image.radial_gradient("L").convert("RGB").save(file)
+    augment = v2.RandAugment()
+
+    def batches(epoch: int, first: int = 0, **options):
+        train, _ = load(folder, transforms=[own_noise, v2.ToImage(), v2.RandomCrop(8), augment], **options)
+        train.seek(epoch, first)
+        return [images for images, _ in train]
+
+    whole = batches(1)
+    assert len(whole) == 3 and {type(images) for images in whole} == {torch.Tensor}
+    for images, expected in zip(batches(1, num_workers=2), whole, strict=True):
+        assert torch.equal(images, expected)
+    resumed = batches(1, first=2, num_workers=2)
+    assert len(resumed) == 1 and torch.equal(resumed[0], whole[2])
+    assert not torch.equal(torch.cat(batches(0)).sort(0).values, torch.cat(whole).sort(0).values)
+    assert not torch.equal(torch.cat(batches(1, seed=5)), torch.cat(whole))
+
+
+def own_noise(image: Image.Image) -> Image.Image:
+    """Add a color from numpy's global generator, as a user's own transform might."""
+    return Image.blend(image, Image.new("RGB", image.size, tuple(numpy.random.randint(0, 256, 3).tolist())), 0.1)
+
+
+@pytest.mark.parametrize("name", ["transforms", "eval_transforms"])
+@pytest.mark.parametrize("value", [3, [3], "abc", len], ids=repr)
+def test_transforms_that_are_not_a_list_of_functions_are_refused(folder: Path, name: str, value: Any):
+    for make in (load_imagefolder, vars(load_imagefolder)["fake"]):
+        with pytest.raises(ValueError, match=f"^{name}=.* must be a list of functions"):
+            make(str(folder), None, image_size=8, eval_image_size=8, batch_size=4, eval_batch_size=4, **{name: value})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_to_another_size_or_type_are_refused(folder: Path, torchvision: ModuleType, workers: int):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    for transforms, actual in (
+        ([v2.Resize([9, 8])], r"torch.uint8 \(3, 9, 8\)"),
+        ([v2.Resize([8, 8]), v2.Grayscale()], r"torch.uint8 \(1, 8, 8\)"),
+        ([v2.Resize([8, 8]), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)], r"torch.float32 \(3, 8, 8\)"),
+        ([len_of], "int"),
+    ):
+        train, _ = load(folder, transforms=transforms, num_workers=workers)
+        with pytest.raises(ValueError, match=rf"transforms: they must return .*, not {actual}; resize"):
+            next(iter(train))
+
+
+def len_of(image: Image.Image) -> int:
+    return image.width
 
 
 def test_a_model_of_torchvision_learns_colors(folder: Path, torchvision: ModuleType):

@@ -7,10 +7,12 @@ import random
 
 from torch import Tensor
 
-from runner import Logger, State
+from runner import Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._boxes import draw_boxes
-from runner.algorithms._mixing import Mixing
+from runner.algorithms._mixing import Mixing, interpolate
+from runner.algorithms.mixup import draw_weight
+from runner.failures.checks import check_number
 
 Box = tuple[int, int, int, int]
 """Top, left, bottom and right of a box, in pixels, ends excluded."""
@@ -59,11 +61,15 @@ class CutMix(Mixing):
             indices; this computes the loss twice.
         input_key: index or name of the images (N, C, H, W) in a batch.
         target_key: index or name of the targets in a batch: class indices (N,) or probabilities (N, C).
+        mixup_share: share of batches, in [0, 1], that are blended as by MixUp instead, as is usual with both; each rank
+            draws for each batch.
+        mixup_alpha: `alpha` of MixUp on these batches, above 0.
 
     Raises:
-        ValueError: `alpha` is not above 0; the algorithm is combined with MixUp, or `interpolate_loss` with
+        ValueError: an argument is out of range; the algorithm is combined with MixUp, or `interpolate_loss` with
             LabelSmoothing; or, during training, the inputs are not images, or there is not one target per image.
-        TypeError: during training, the outputs are not a tensor.
+        TypeError: during training, the outputs are not a tensor; or, with `mixup_share`, the images are not floating
+            point.
 
     Evidence:
         Strong for image classification with many epochs (Yun et al. 2019, arXiv:1905.04899); none for a few epochs.
@@ -76,8 +82,15 @@ class CutMix(Mixing):
         interpolate_loss: bool = False,
         input_key: Key = 0,
         target_key: Key = 1,
+        mixup_share: float = 0.0,
+        mixup_alpha: float = 0.2,
     ) -> None:
         super().__init__(alpha, interpolate_loss, input_key, target_key)
+        check_number("mixup_share", mixup_share, "[0, 1]")
+        check_number("mixup_alpha", mixup_alpha, "(0, inf]")
+        self.mixup_share = mixup_share
+        self.mixup_alpha = mixup_alpha
+        self._is_mixup = False
         self.uniform_sampling = uniform_sampling
         self._box: Box = (0, 0, 0, 0)
 
@@ -93,10 +106,18 @@ class CutMix(Mixing):
     def draw(self, inputs: Tensor, seed: int) -> float:
         if inputs.ndim != 4:
             raise ValueError(f"inputs of shape {tuple(inputs.shape)}: CutMix needs images (N, C, H, W)")
+        if self.mixup_share and not inputs.is_floating_point():
+            raise TypeError(f"inputs of {inputs.dtype}: with mixup_share above 0, CutMix needs floating-point images")
+        # A stream of its own, so that the choice does not depend on the box or the weight.
+        self._is_mixup = random.Random(stream_seed(seed, "mixup")).random() < self.mixup_share
+        if self._is_mixup:
+            return draw_weight(self.mixup_alpha, seed)
         height, width = inputs.shape[2:]
         self._box = draw_box((height, width), self.alpha, self.uniform_sampling, seed)
         top, left, bottom, right = self._box
         return (bottom - top) * (right - left) / (height * width)
 
     def mix(self, inputs: Tensor, partners: Tensor) -> Tensor:
+        if self._is_mixup:
+            return interpolate(inputs, partners, self._weight)
         return paste(inputs, partners, self._box)

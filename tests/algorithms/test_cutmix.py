@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from runner import Callback, stream_seed
-from runner.algorithms import CutMix, LabelSmoothing
+from runner.algorithms import CutMix, LabelSmoothing, MixUp
 from runner.algorithms._boxes import cover, draw_boxes
 from runner.algorithms._mixing import draw_partners
 from runner.algorithms.cutmix import draw_box, paste
+from runner.algorithms.mixup import draw_weight
 
 KEY = "cutmix"
 
@@ -53,6 +57,51 @@ def test_cutmix_composes_with_label_smoothing_in_either_order(train, make_traine
 def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
     with pytest.raises(ValueError, match="interpolate_loss=True"):
         make_trainer(CutMix(interpolate_loss=True), LabelSmoothing())
+
+
+def test_each_batch_gets_mixup_or_cutmix_with_the_share_of_random_choice():
+    algorithm = CutMix(mixup_share=0.3)
+    images = torch.rand(2, 3, 4, 4)
+    chosen = []
+    for seed in range(2000):
+        weight = algorithm.draw(images, seed)
+        chosen.append(algorithm._is_mixup)
+        algorithm._weight = weight
+        if algorithm._is_mixup:
+            assert weight == draw_weight(0.2, seed)
+            torch.testing.assert_close(
+                algorithm.mix(images, images.flip(0)), (1 - weight) * images + weight * images.flip(0)
+            )
+        else:
+            assert torch.equal(algorithm.mix(images, images.flip(0)), paste(images, images.flip(0), algorithm._box))
+    # torchvision.transforms.v2.RandomChoice draws one of its transforms for each batch, independently.
+    assert sum(chosen) / 2000 == pytest.approx(0.3, abs=0.04)
+    both = sum(first and second for first, second in itertools.pairwise(chosen))
+    assert both / 1999 == pytest.approx(0.09, abs=0.03)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 3])
+def test_batches_of_mixup_have_its_gradients(train, grad_accum: int):
+    mixup, cutmix = MixUp(0.4), CutMix(mixup_share=1.0, mixup_alpha=0.4)
+    for algorithm in (mixup, cutmix):
+        algorithm.config_key = KEY
+    expected, actual = (
+        train(algorithm, max_duration="2ba", grad_accum=grad_accum).seen for algorithm in (mixup, cutmix)
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("name", "value"), [("mixup_share", 1.1), ("mixup_share", -0.1), ("mixup_alpha", 0.0)])
+def test_mixup_arguments_out_of_range_are_refused(name: str, value: Any):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        CutMix(**{name: value})
+
+
+def test_images_of_integers_are_refused_with_a_mixup_share():
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    CutMix().draw(images, 0)
+    with pytest.raises(TypeError, match="inputs of torch.uint8: with mixup_share"):
+        CutMix(mixup_share=0.01).draw(images, 0)
 
 
 def test_pasting_changes_only_the_box_of_a_copy():

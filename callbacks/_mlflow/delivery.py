@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runner.callbacks._mlflow.failures import explain
 from runner.callbacks._mlflow.spool import (
     METRICS_PER_CALL,
     SPOOL,
@@ -33,6 +32,7 @@ from runner.callbacks._mlflow.thinning import SendingRate, Thinning
 from runner.failures.errors import Deleted
 from runner.files.addresses import without_credentials_of
 from runner.files.lock import lock_file
+from runner.libraries.mlflow_failures import explain
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

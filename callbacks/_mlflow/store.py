@@ -15,12 +15,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
 from runner.callbacks._mlflow.description import origin_tags
-from runner.callbacks._mlflow.failures import explain
 from runner.callbacks._mlflow.spool import is_id
 from runner.callbacks._mlflow.target import address_for_mlflow, artifact_location, database_of, sqlite_uri
 from runner.failures.errors import Deleted
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
+from runner.libraries.mlflow_failures import explain
 from runner.terminal.text import shortened
 
 LOCK_TIMEOUT = 60.0  # seconds

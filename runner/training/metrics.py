@@ -24,6 +24,7 @@ from runner.distributed.ranks import get_data_parallel_group
 from runner.libraries.torchmetrics import empty
 from runner.libraries.typed import is_mapping, is_sequence
 from runner.models.model import Model
+from runner.training.metric_direction import sounds_like_loss
 
 MOST_TERMS = 128  # zero-dimensional tensors that a mean collects before it adds them up in one operation
 
@@ -122,8 +123,7 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
 
 def lower_is_better(name: str, metric: Any) -> bool:
     """Return whether smaller values of a metric are better, judging by its name or its `higher_is_better`."""
-    is_loss_like = any(word in name.lower() for word in ("loss", "error", "perplexity"))
-    return is_loss_like or getattr(metric, "higher_is_better", None) is False
+    return sounds_like_loss(name) or getattr(metric, "higher_is_better", None) is False
 
 
 class WeightedMean:

@@ -68,6 +68,7 @@ NO_ENGINE = {
     "training/final_test",
     "training/fit_result",
     "training/metric_choice",
+    "training/metric_direction",
 }
 ENGINE_IN_OTHER_ROOMS = {
     *("checkpoints/files", "checkpoints/snapshot", "device/batch", "models/loss", "models/model", "models/surgery"),

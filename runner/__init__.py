@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from runner.training.evaluator import Evaluator
     from runner.training.fit_result import FitResult
     from runner.training.trainer import Trainer
+    from runner.verbs.verdict import Verdict, verdict
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ _MODULES = {
     "TimeUnit": "timing.time",
     "Timestamp": "timing.time",
     "Trainer": "training.trainer",
+    "Verdict": "verbs.verdict",
     "can_save_on_this_rank": "checkpoints.snapshot",
     "capture": "checkpoints.snapshot",
     "discard": "checkpoints.files",
@@ -68,6 +70,7 @@ _MODULES = {
     "replay": "program.in_python",
     "save_checkpoint": "checkpoints.snapshot",
     "stream_seed": "core.randomness",
+    "verdict": "verbs.verdict",
     "write_checkpoint": "checkpoints.writing",
 }
 
@@ -93,6 +96,7 @@ __all__ = [
     "TimeUnit",
     "Timestamp",
     "Trainer",
+    "Verdict",
     "can_save_on_this_rank",
     "capture",
     "discard",
@@ -107,6 +111,7 @@ __all__ = [
     "replay",
     "save_checkpoint",
     "stream_seed",
+    "verdict",
     "write_checkpoint",
 ]
 

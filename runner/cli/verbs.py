@@ -28,6 +28,11 @@ _SWEEP = (
     Option("afresh", bool, False, "with -m: trains a new sweep, even if the same one was trained before"),
     Option("revive", list, (), "with -m: pruned jobs to continue: all, or their names"),
 )
+_FOREIGN = (
+    Option("better", ("auto", "lower", "higher"), "auto", "which values of the metric are better"),
+    Option("seed-column", str, "", "the column of the seed in results from elsewhere, if it has another name"),
+    Option("setting-column", list, (), "the columns of the setting in results from elsewhere"),
+)
 _MANY = "Many runs"
 _BEFORE = "Before training"
 _AGAIN = "Time travel"
@@ -229,10 +234,11 @@ _ROWS = (
         help="tells whether B is better than A, or how many seeds are missing",
         example="runner verdict experiment=digits_plain experiment=digits_fast",
         group=_MANY,
-        words="RUNS RUNS...",
+        words="RUNS [RUNS...]",
         options=(
             Option("metric", str, "", "a metric other than the objective"),
             Option("budget", ("same", "any"), "same", "whether runs that were trained for longer may be compared"),
+            *_FOREIGN,
         ),
         composes=False,
         judges=True,
@@ -269,6 +275,7 @@ _ROWS = (
             Option("columns", list, (), "keys or groups of the columns"),
             Option("metric", str, "", "a metric other than the objective"),
             Option("format", ("markdown", "latex", "csv"), "markdown", "how it is written"),
+            *_FOREIGN,
         ),
         composes=False,
     ),

@@ -19,6 +19,7 @@ from typing import Any
 from runner.cli.verbs import TRAINING
 from runner.comparing.conditions import choose, parse_conditions, to_number, to_text
 from runner.comparing.decision import Samples, pair_values
+from runner.comparing.foreign_results import MLFLOW, Columns, ForeignRun, read_mlflow, read_table
 from runner.failures.errors import WrongKey
 from runner.files.names import RESULT, SWEEP
 from runner.records.listing import OUTPUTS, SavedFolder, find_runs
@@ -36,6 +37,8 @@ UNTRAINED = ("callbacks", "launch", "sweep")
 
 LARGEST = 1e100  # the largest value of a metric: sums of squares of larger ones overflow
 
+NOTHING_NAMED = Columns()
+
 Pair = tuple[str, ...]
 """The key by which runs of two candidates are paired: the seed, and the values of other keys."""
 
@@ -44,14 +47,33 @@ Pair = tuple[str, ...]
 class FinishedRun:
     """A finished run to compare; `config` has a value for each dotted key. A baseline is a model before training."""
 
-    folder: Path
+    saved: SavedFolder
     result: Result
     config: Mapping[str, Any]
-    is_baseline: bool = False
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it evaluated a model before any training."""
+        return not self.is_foreign and self.saved.is_baseline
+
+    @property
+    def folder(self) -> Path:
+        """Its folder; only a label if this project did not make it."""
+        return self.saved.folder
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this project did not make it."""
+        return isinstance(self.saved, ForeignRun)
 
     @property
     def budget(self) -> str:
-        """The length of its training, such as `5ep`, or `100ba of 64 samples`; 'none' for a baseline."""
+        """The length of its training, such as `5ep`, or `100ba of 64 samples`; 'none' for a baseline.
+
+        It is empty if this project did not make the run, and the length is unknown.
+        """
+        if isinstance(self.saved, ForeignRun):
+            return self.saved.budget
         if self.is_baseline:
             return "none"
         if (budget := self.config.get("budget")) is not None:
@@ -76,6 +98,11 @@ class Candidate:
     name: str
     runs: list[FinishedRun]
     left_out: list[SavedFolder]
+
+    @property
+    def trained(self) -> list[SavedFolder]:
+        """All its runs, finished or not."""
+        return [*(run.saved for run in self.runs), *self.left_out]
 
     @property
     def missing(self) -> dict[str, int]:
@@ -109,9 +136,14 @@ class Candidate:
         the pairs in `among` count; all pairs if it is empty.
         """
         folds: dict[str, dict[Pair, float]] = {}
+        runs: dict[Pair, FinishedRun] = {}
         for run in sorted(self.runs, key=lambda run: run.result.started):
             pair = pair_of(run, keys)
             if pair in (among or (pair,)):
+                if run.is_foreign and (twice := runs.get(pair)) is not None:
+                    names = f"{twice.folder} and {run.folder}"
+                    raise ValueError(f"{self.name!r}: {names} have the same setting and seed; leave one of them out")
+                runs[pair] = run
                 shared = pair_of(run, [key for key in keys if key != FOLD])
                 folds.setdefault(" ".join(shared), {})[pair] = run.result.metrics[metric]
         return {shared: math.fsum(values.values()) / len(values) for shared, values in folds.items()}
@@ -122,53 +154,69 @@ def pair_of(run: FinishedRun, keys: Sequence[str]) -> Pair:
     return tuple(to_text(run.config.get(key)) for key in (SEED, *keys))
 
 
-def find_candidate(text: str, key: str, with_baselines: bool = False) -> Candidate:
+def find_candidate(text: str, key: str, columns: Columns = NOTHING_NAMED, with_baselines: bool = False) -> Candidate:
     """Return the candidate whose runs a text selects; runs that trained nothing are left out, but for baselines.
 
     Args:
-        text: words, separated by blanks: folders of runs or sweeps, globs, and conditions such as `model=resnet8`.
-            Conditions without a folder select from all runs in `outputs/` except forks.
+        text: words, separated by blanks: folders of runs or sweeps, globs, files of results, and conditions such as
+            `model=resnet8`. Conditions alone select from all runs in `outputs/` except forks. Or `mlflow:NAME`, an
+            experiment in MLflow, perhaps followed by a filter in MLflow's language.
         key: the key for which the text was typed, for error messages.
+        columns: the columns of results from elsewhere that the user named.
         with_baselines: whether baselines count beside trained runs; otherwise they count only if no run was trained.
 
     Raises:
         WrongKey: a word is neither a folder nor a condition, or no trained run is selected.
     """
+    if text.startswith(MLFLOW):
+        return make_candidate(text, read_mlflow(text, columns, key))
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise WrongKey(key, f"{error}", repr(text)) from None
-    folders_by_word = {word: [*_expand(word)] for word in words}
+    files = [Path(word) for word in words if Path(word).is_file()]
+    folders_by_word = {word: [*_expand(word)] for word in words if Path(word) not in files}
     conditions = [word for word, folders in folders_by_word.items() if not folders]
     for word in conditions:
         if not re.search("[=<>]", word):
-            allowed = "a folder of runs, a glob, or a condition such as model=resnet8"
+            allowed = "a folder of runs, a glob, a file of results, or a condition such as model=resnet8"
             raise WrongKey(key, f"no such folder; must be {allowed}; runner runs lists runs", repr(word))
     folders = [folder for matches in folders_by_word.values() for folder in matches]
     below = [run for folder in folders for run in _runs_in(folder)]
-    if not folders:  # forks are left out: the first part of their training had another config
+    below += [run for path in files for run in read_table(path, columns, key)]
+    if not folders and not files:  # forks are left out: the first part of their training had another config
         results = [(run, run.result) for run in find_runs(Path(OUTPUTS))]
         below = [run for run, result in results if result is None or not result.parent]
     chosen = choose(below, parse_conditions(shlex.join(conditions), key), key)
-    distinct = {_identity(run.folder): run for run in chosen}
+    distinct = {run.identity: run for run in chosen}
     trained = [run for run in distinct.values() if run.verb in TRAINING]
     if with_baselines or not trained:
         trained += [run for run in distinct.values() if run.is_baseline]
     if not trained:
         raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
+    return make_candidate(text, trained)
+
+
+def make_candidate(name: str, trained: Sequence[SavedFolder]) -> Candidate:
+    """Return a candidate of runs that trained."""
     runs = [
-        FinishedRun(run.folder, run.result, _flatten(run), run.is_baseline)
+        FinishedRun(run, run.result, run.config if isinstance(run, ForeignRun) else _flatten(run))
         for run in trained
         if run.result is not None and run.status == "finished"
     ]
     runs.sort(key=lambda run: (to_number(run.config.get(SEED)) or 0.0, str(run.folder)))
-    return Candidate(text, runs, [run for run in trained if run.status != "finished"])
+    return Candidate(name, runs, [run for run in trained if run.status != "finished"])
 
 
-def _identity(folder: Path) -> tuple[int, int]:
-    """Return the device and inode of a folder, which are the same for every link and path to it."""
-    status = folder.stat()
-    return status.st_dev, status.st_ino
+def split(candidate: Candidate) -> list[Candidate]:
+    """Return a candidate for each setting of results from elsewhere, in the order of their rows."""
+    groups: dict[str, list[SavedFolder]] = {}
+    foreign = [run for run in candidate.trained if isinstance(run, ForeignRun)]
+    for run in sorted(foreign, key=lambda run: run.number):
+        choices = run.result.choices if run.result is not None else {}
+        setting = shlex.join(f"{name}={value}" for name, value in choices.items())
+        groups.setdefault(setting, []).append(run)
+    return [make_candidate(f"{candidate.name} {name}".strip(), runs) for name, runs in groups.items()] or [candidate]
 
 
 def _runs_in(folder: Path) -> Iterator[SavedFolder]:
@@ -183,18 +231,37 @@ def _runs_in(folder: Path) -> Iterator[SavedFolder]:
     yield from (run for run in find_runs(folder) if run.folder not in excluded)
 
 
-def common_metric(candidates: Sequence[Candidate], requested: str, key: str) -> tuple[str, bool]:
+def describe_foreign(candidates: Sequence[Candidate]) -> list[tuple[str, str]]:
+    """Return what was guessed about results from elsewhere, and a warning about facts that they lack."""
+    runs = [run for candidate in candidates for run in candidate.runs]
+    foreign = [run.saved for run in runs if isinstance(run.saved, ForeignRun)]
+    guesses = [run.guess for run in foreign if run.guess]
+    rows = [("guessed", guess) for guess in dict.fromkeys(guesses)]
+    is_mixed = 0 < len(foreign) < len(runs)
+    facts = {"evaluation data": [run.data for run in foreign], "training length": [run.budget for run in foreign]}
+    unknown = [fact for fact, values in facts.items() if is_mixed or not all(values)]
+    if foreign and unknown:
+        verb = "are" if len(unknown) > 1 else "is"
+        rows.append(("warning", f"{' and '.join(unknown)} {verb} unknown: make sure that they are the same"))
+    return rows
+
+
+def common_metric(candidates: Sequence[Candidate], requested: str, key: str, better: str = "auto") -> tuple[str, bool]:
     """Return the metric by which candidates are compared, and whether smaller values of it are better.
 
     Args:
         candidates: the candidates, whose runs must all have a finite value of the metric.
         requested: a metric, such as `eval/loss` or `loss`; if it is empty, the objective of the runs is used.
         key: the key with which the metric was requested, for error messages.
+        better: `lower` or `higher` values are better; `auto` follows the runs, or else the metric's name.
     """
     runs = [run for candidate in candidates for run in candidate.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
     if not requested and (len(objectives) > 1 or "" in objectives):
-        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric")
+        shown = [name for name in objectives if name] or dict.fromkeys(
+            name for run in runs for name in run.result.metrics
+        )
+        raise WrongKey(key, f"the runs have no objective in common ({', '.join(shown)}); name a metric")
     name = requested or next(iter(objectives))
     metric = next(iter(metrics_named(name, runs[0].result.metrics)), name)
     for run in runs:
@@ -203,6 +270,8 @@ def common_metric(candidates: Sequence[Candidate], requested: str, key: str) -> 
             has = ", ".join(run.result.metrics) or "none"
             raise WrongKey(key, f"{run.folder} has no finite value for it; its metrics: {has}", repr(metric))
     result = runs[0].result
+    if better != "auto":
+        return metric, better == "lower"
     return metric, metric in result.lower or (metric == result.objective_name and result.lower_is_better)
 
 
@@ -229,19 +298,25 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
 
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
     """Check that two candidates were evaluated in the same way, and trained for the same length."""
-    folders = {_identity(run.folder): run.folder for run in a.runs}
-    if shared := [folders[identity] for run in b.runs if (identity := _identity(run.folder)) in folders]:
+    folders = {run.saved.identity: run.folder for run in a.runs}
+    if shared := [folders[run.saved.identity] for run in b.runs if run.saved.identity in folders]:
         raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {min(shared)}")
+    foreign = [run for run in (*a.runs, *b.runs) if run.is_foreign]
+    if 0 < len(foreign) < len(a.runs) + len(b.runs):  # facts of other forms, see `describe_foreign`
+        return
     evaluations = [{pair_of(run, pairing): run.result.evaluated_by(metric) for run in side.runs} for side in (a, b)]
     pairs = evaluations[0].keys() & evaluations[1].keys()
     for what in evaluations[0][pair_of(a.runs[0], pairing)]:
+        if foreign and not all(facts[what] for side in evaluations for facts in side.values()):
+            continue  # it is unknown
         first, second = ({pair: str(facts[what]) for pair, facts in side.items()} for side in evaluations)
         if any(first[pair] != second[pair] for pair in pairs) or not (pairs or {*first.values()} & {*second.values()}):
             shown = " and ".join(", ".join(sorted({*values.values()})) for values in (first, second))
             reason = f"their evaluation differs in its {what}: {shown}"
             raise ValueError(f"{a.name!r} and {b.name!r} cannot be compared by {metric}: {reason}")
     budgets = [{run.budget for run in side.runs} for side in (a, b)]
-    allows_budget = allows_budget or {"none"} in budgets  # a baseline is compared with any training
+    is_known = "" not in budgets[0] | budgets[1]
+    allows_budget = allows_budget or not is_known or {"none"} in budgets  # a baseline is compared with any training
     if budgets[0] != budgets[1] and not allows_budget:
         shown = " and ".join(", ".join(sorted(limits)) for limits in budgets)
         fix = "runner verdict compares them with --budget any"

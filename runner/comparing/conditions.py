@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.cli.nearest import nearest
 from runner.failures.errors import WrongKey
-from runner.records.listing import FIELDS, SavedFolder
+from runner.records.listing import SavedFolder
 
 _CONDITION = re.compile(r"([\w./@-]+?)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 
@@ -118,8 +118,6 @@ def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -
     """Refuse a name for which no run has a value."""
     if not runs or any(run.value(name) is not None for run in runs):
         return
-    results = [run.result for run in runs if run.result is not None]
-    names = {*FIELDS, *(metric for result in results for metric in result.metrics)}
-    names |= {group for result in results for group in result.choices}
+    names = {name for run in runs for name in run.names}
     near = nearest(name, names).with_facts(meant="")  # only a part of the value is wrong
     raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))

@@ -58,6 +58,18 @@ class SavedFolder:
             return 0.0
 
     @property
+    def identity(self) -> object:
+        """The device and inode of the folder, which are the same for every link and path to it."""
+        status = self.folder.stat()
+        return status.st_dev, status.st_ino
+
+    @property
+    def names(self) -> set[str]:
+        """Names to select it by, except keys of its config."""
+        known = (self.result.metrics, self.result.choices) if self.result is not None else ()
+        return {*FIELDS, *(name for names in known for name in names)}
+
+    @property
     def verb(self) -> str:
         """The verb of the command that made the run; `train` if its record does not say."""
         return Record(self.folder).verb

@@ -4,7 +4,8 @@ It shows the mean of a metric, its 95 % interval and the number of runs. The wor
 verdict`: folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config
 groups or keys, such as model,optimizer.lr, or `verb`, which adds baselines as `eval`; without `--rows`, the first group
 or key that differs. A mean is bold if it is significantly better than every other mean in its column, and never if runs
-were evaluated or trained differently. Comments list the folders of the runs; in CSV, a column does.
+were evaluated or trained differently. Comments list the folders of the runs; in CSV, a column does. Results from
+elsewhere count as in `runner verdict`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ from typing import Any
 import numpy as np
 
 from runner.cli.command import Command
-from runner.comparing.candidates import Candidate, FinishedRun, common_metric, find_candidate, pair_up
+from runner.comparing.candidates import (
+    Candidate,
+    FinishedRun,
+    common_metric,
+    describe_foreign,
+    find_candidate,
+    pair_up,
+)
 from runner.comparing.conditions import to_number, to_text
 from runner.comparing.decision import bootstrap, find_ties
+from runner.comparing.foreign_results import Columns
 from runner.failures.errors import WrongKey
 from runner.files.printable import csv_cell, printable
 from runner.records.listing import SavedFolder
@@ -78,15 +87,18 @@ class Table:
 
 def run(command: Command) -> None:
     """Print the mean of a metric over seeds, in rows and columns by keys."""
-    by_verb = "verb" in (*command.options["rows"], *command.options["columns"])
-    candidate = find_candidate(" ".join(command.words), KEY, with_baselines=by_verb)
+    options = command.options
+    by_verb = "verb" in (*options["rows"], *options["columns"])
+    columns = Columns(options["metric"], options["seed_column"], options["setting_column"])
+    candidate = find_candidate(" ".join(command.words), KEY, columns, with_baselines=by_verb)
     if not candidate.runs:
         raise WrongKey(KEY, "none of these runs has finished", repr(candidate.name))
-    metric, lower = common_metric([candidate], command.options["metric"], "--metric")
+    metric, lower = common_metric([candidate], options["metric"], "--metric", options["better"])
     differing = [*candidate.choices] or [*candidate.varying]
-    columns = _keys(command, "columns", candidate)
-    rows = _keys(command, "rows", candidate) or [key for key in differing[:1] if key not in columns]
-    table = make_table(candidate, metric, lower, rows, columns)
+    across = _keys(command, "columns", candidate)
+    rows = _keys(command, "rows", candidate) or [key for key in differing[:1] if key not in across]
+    table = make_table(candidate, metric, lower, rows, across)
+    table.notes.extend(f"{name}: {text}" for name, text in describe_foreign([candidate]))
     set_fields(result=as_data(table))
     print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[command.options["format"]](table), end="")
 
@@ -95,8 +107,7 @@ def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[st
     """Group the runs of a candidate by the values of keys."""
     groups: dict[tuple[Place, Place], list[FinishedRun]] = {}
     for run in candidate.runs:
-        folder = SavedFolder(run.folder, run.result)
-        groups.setdefault((_place(folder, rows), _place(folder, columns)), []).append(run)
+        groups.setdefault((_place(run.saved, rows), _place(run.saved, columns)), []).append(run)
     missing: dict[tuple[Place, Place], list[SavedFolder]] = {}
     for left_out in candidate.left_out:
         missing.setdefault((_place(left_out, rows), _place(left_out, columns)), []).append(left_out)
@@ -216,7 +227,7 @@ def _keys(command: Command, axis: str, candidate: Candidate) -> list[str]:
     """Return the keys of rows or columns."""
     names: Sequence[str] = command.options[axis]
     for name in names:
-        if all(SavedFolder(run.folder, run.result).value(name) is None for run in candidate.runs):
+        if all(run.saved.value(name) is None for run in candidate.runs):
             raise WrongKey(f"--{axis}", "no run has a value of this name; must be a group or a key", repr(name))
     return [*names]
 

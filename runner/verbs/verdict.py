@@ -5,6 +5,9 @@ on the runs in outputs/ or in those folders: 'outputs/sweeps/2026-11-23/11-00-00
 seed are pairs. The p-value comes from the exact test that flips the signs of their differences; without two pairs, runs
 are permuted. Holm's method corrects it for several candidates. Different training budgets are refused without
 `--budget any`. The exit code is 1 if a candidate is worse than the first, or has diverged runs and the first has none.
+
+RUNS may also be results from elsewhere: 'results.csv setting=a', or 'mlflow:NAME' with a filter in MLflow's language
+after it. If they are the only word, all their settings are compared with the first one.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from runner.cli.command import Command
 from runner.comparing.candidates import (
     Candidate,
     common_metric,
+    describe_foreign,
     find_candidate,
     find_differences,
+    make_candidate,
     pair_up,
+    split,
 )
 from runner.comparing.decision import LEVEL, Decision, decide
+from runner.comparing.foreign_results import Columns, read_table
 from runner.failures.errors import WrongKey
 from runner.failures.exit_codes import DONE, FAILED
 from runner.files.printable import printable
@@ -50,32 +57,108 @@ class Comparison:
     verdict: str
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Candidates in comparison with the first; as text, the screen of `runner verdict`.
+
+    `notes` has what was guessed about results from elsewhere, and a warning about facts that they lack.
+    """
+
+    metric: str
+    lower_is_better: bool
+    first: Candidate
+    comparisons: Sequence[Comparison]
+    notes: Sequence[tuple[str, str]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in plain containers, as `runner verdict --json` has it under `result`."""
+        notes = {"notes": [f"{name}: {text}" for name, text in self.notes]} if self.notes else {}
+        return _as_json(self.first, self.comparisons, self.metric, self.lower_is_better) | notes
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
 def run(command: Command) -> int:
     """Print whether candidates are better than the first one.
 
     Returns:
         The exit code: 1 if a candidate is worse than the first one, or only the candidate has diverged runs.
     """
-    candidates = [find_candidate(name, KEY) for name in command.words]
+    options = command.options
+    candidates = _find(command.words, Columns(options["metric"], options["seed_column"], options["setting_column"]))
     first, *rivals = candidates
     diverged = [] if "diverged" in first.missing else [rival for rival in rivals if "diverged" in rival.missing]
-    for candidate in candidates:
-        if not candidate.runs and candidate not in diverged:
-            reason = f"none of its runs has finished ({_describe_missing(candidate)})"
-            raise WrongKey(KEY, reason, repr(candidate.name))
+    _check_finished([candidate for candidate in candidates if candidate not in diverged])
     if lost := [candidate.name for candidate in diverged if not candidate.runs]:
         reason = f"worse: all runs of {printable(' and '.join(lost))} diverged"
         print(reason)
         set_fields(reason=reason)
         return FAILED
-    metric, lower = common_metric(candidates, command.options["metric"], "--metric")
-    comparisons = compare(candidates, metric, lower, command.options["budget"] == "any")
-    set_fields(result=_as_json(first, comparisons, metric, lower))
-    print("\n".join(_lines(first, comparisons, metric, lower)))
-    if not diverged and not any(comparison.verdict == "worse" for comparison in comparisons):
+    judged = _judge_all(candidates, options["metric"], options["better"], options["budget"])
+    set_fields(result=judged.to_dict())
+    print(judged)
+    if not diverged and not any(comparison.verdict == "worse" for comparison in judged.comparisons):
         return DONE
-    set_fields(reason=_answer(_letters(len(comparisons) + 1), comparisons))
+    set_fields(reason=_answer(_letters(len(candidates)), judged.comparisons))
     return FAILED
+
+
+def verdict(
+    *candidates: Any,
+    metric: str = "",
+    better: Literal["auto", "lower", "higher"] = "auto",
+    budget: Literal["same", "any"] = "same",
+    seed_column: str = "",
+    setting_column: str | Sequence[str] = (),
+) -> Verdict:
+    """Return whether each candidate is better than the first, as `runner verdict` does.
+
+    Args:
+        candidates: for each, a text as on the command line, or its results: a list of mappings, or a pandas DataFrame
+            with a row for each run. The settings in a single table are compared with the setting in its first row.
+        metric: the metric or column to compare by; by default the objective, or the only measured column.
+        better: which values of the metric are better; `auto` follows the runs, or else the metric's name.
+        budget: `any` also compares runs that were trained for different lengths.
+        seed_column: the column with the seed; by default, it is recognized by its name.
+        setting_column: the columns that define a setting; by default, they are recognized.
+
+    Raises:
+        ValueError: the results are incomplete, or cannot be compared.
+    """
+    settings = [setting_column] if isinstance(setting_column, str) and setting_column else [*setting_column]
+    chosen = _find(candidates, Columns(metric, seed_column, settings))
+    _check_finished(chosen)
+    return _judge_all(chosen, metric, better, budget)
+
+
+def _find(sources: Sequence[Any], columns: Columns) -> list[Candidate]:
+    """Return the candidates in texts or tables; for a single table, each of its settings."""
+    candidates = [
+        find_candidate(source, KEY, columns)
+        if isinstance(source, str)
+        else make_candidate(f"table {number}", read_table(source, columns, KEY))
+        for number, source in enumerate(sources, 1)
+    ]
+    if len(candidates) == 1:
+        candidates = split(candidates[0])
+    if len(candidates) < 2:
+        name = candidates[0].name if candidates else ""
+        raise WrongKey(KEY, "is a single setting; name another to compare it with, or --setting-column", repr(name))
+    return candidates
+
+
+def _check_finished(candidates: Sequence[Candidate]) -> None:
+    for candidate in candidates:
+        if not candidate.runs:
+            reason = f"none of its runs has finished ({_describe_missing(candidate)})"
+            raise WrongKey(KEY, reason, repr(candidate.name))
+
+
+def _judge_all(candidates: Sequence[Candidate], metric: str, better: str, budget: str) -> Verdict:
+    name, lower = common_metric(candidates, metric, "--metric", better)
+    comparisons = compare(candidates, name, lower, budget == "any")
+    return Verdict(name, lower, candidates[0], comparisons, describe_foreign(candidates))
 
 
 def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_budget: bool) -> list[Comparison]:
@@ -135,8 +218,9 @@ def _as_json(first: Candidate, comparisons: Sequence[Comparison], metric: str, l
     }
 
 
-def _lines(first: Candidate, comparisons: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
+def _lines(judged: Verdict) -> Iterator[str]:
     """Yield the lines to print: the answer, the candidates, the numbers, and their basis."""
+    first, comparisons, metric = judged.first, judged.comparisons, judged.metric
     letters = _letters(len(comparisons) + 1)
     yield heading(_answer(letters, comparisons))
     yield ""
@@ -145,7 +229,7 @@ def _lines(first: Candidate, comparisons: Sequence[Comparison], metric: str, low
     yield ""
     yield from _table(letters, candidates, comparisons, metric)
     yield ""
-    rows = [("metric", f"{metric}, {'lower' if lower else 'higher'} is better")]
+    rows = [("metric", f"{metric}, {'lower' if judged.lower_is_better else 'higher'} is better"), *judged.notes]
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
         suffix = f" {letter}" if len(comparisons) > 1 else ""
         rows += [(f"{name}{suffix}" if name else name, text) for name, text in _explain(comparison)]

@@ -176,7 +176,7 @@ def test_a_run_that_trained_nothing_is_left_out(outputs: Path, run_here: Any):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["outputs/a"], "verdict: takes RUNS RUNS..., not outputs/a; write runner verdict RUNS RUNS..., such as "),
+        (["outputs/a"], "RUNS='outputs/a': is a single setting; name another to compare it with"),
         (["outputs/a", "outputs/c"], "RUNS='outputs/c': no such folder"),
         (["outputs/a", "model=mlp"], "RUNS='model=mlp': no trained run"),
         (["outputs/a", "modle=mlp"], "RUNS='modle=mlp': no run has a value of this name"),

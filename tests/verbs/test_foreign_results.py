@@ -80,8 +80,9 @@ def test_folders_tables_and_mlflow_give_the_same_digits(here: Path, run_here: An
     listed = run_here("runs", "--format=csv", code=0).out
     values = {row["folder"]: float(row[metric]) for row in csv.DictReader(listed.splitlines())}
     rows = make_rows()
-    for row, folder in zip(rows, [f"outputs/{name}/seed{seed}" for name in "ab" for seed in range(8)], strict=True):
-        row["accuracy"] = values[folder]
+    names = [f"outputs/{name}/seed{seed}" for name in "ab" for seed in range(8)]
+    for row, name in zip(rows, names, strict=True):
+        row["accuracy"] = values[name]
     write_csv(here / "results.csv", rows)
     (here / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
     log_to_mlflow([{**row, "random_seed": row["seed"]} for row in rows])

@@ -14,6 +14,7 @@ import numpy
 from numpy.typing import NDArray
 
 from runner.libraries.hugging_face import import_hf
+from runner.libraries.targets import prepare_import
 
 BATCH_CHARACTERS = 1 << 20  # of texts that are tokenized together, in parallel
 BATCH_TEXTS = 1000
@@ -122,6 +123,7 @@ def load_pretrained_tokenizer(name: str) -> Any:
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist, or it is not on this machine and the Hub cannot be reached.
     """
+    prepare_import("transformers")  # whose configs may import torchvision
     load = import_hf("transformers").AutoTokenizer.from_pretrained
     folder = Path(name).expanduser()
     if not folder.is_dir():

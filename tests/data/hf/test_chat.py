@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -287,3 +289,11 @@ def test_row_numbers_are_those_of_the_file_if_rows_are_held_out(files: Any):
 def test_a_tokenizer_without_an_end_of_text_token_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="has no end-of-text token, with which answers end"):
         ChatTokenizer(make_tokenizer(tmp_path, end=None, template=CHATML), needs_template=True)
+
+
+def test_the_tokenizer_of_a_model_is_loaded_first_in_a_new_process(tmp_path: Path):
+    """The config of a Llama imports torchvision, which may not import by itself beside a CPU build of torch."""
+    name = make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    program = f"from runner.data.text.tokenizer import load_pretrained_tokenizer\nload_pretrained_tokenizer({name!r})"
+    subprocess.run([sys.executable, "-c", program], check=True)

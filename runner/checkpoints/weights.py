@@ -46,7 +46,7 @@ def read_weights(path: str | Path, model: nn.Module) -> dict[str, Any]:
     """Read weights, and return them by their names in a model.
 
     Args:
-        path: the folder of a checkpoint that `find_checkpoint` returned, or a file that `runner export` wrote, `.pt` or
+        path: the folder of a checkpoint that `find_checkpoint` returned, or a file of weights: `.pt`, `.pth` or
             `.safetensors`.
         model: the model. If it holds a plain network, like `ClassificationModel`, a file may have the network's
             weights.
@@ -65,7 +65,7 @@ def read_weights(path: str | Path, model: nn.Module) -> dict[str, Any]:
 
 def is_weights_file(path: Path) -> bool:
     """Return whether a path is a file of weights, judging by its suffix."""
-    return path.suffix in (".pt", SUFFIX) and path.is_file()
+    return path.suffix in (".pt", ".pth", SUFFIX) and path.is_file()
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

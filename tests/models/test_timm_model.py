@@ -12,7 +12,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 
+from runner import ClassificationModel, Trainer
+from runner.callbacks import LoadCheckpoint
 from runner.models.timm_model import timm_model
+from runner.models.torchvision_model import torchvision_model
 
 TINY = "test_resnet"  # of timm's own tests: 470,000 weights
 TAG = "r160_in1k"
@@ -155,3 +158,34 @@ def test_two_ranks_train_pretrained_weights(run_app: Any, make_cached: Any, tmp_
         env={"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": os.environ["HF_HUB_CACHE"]},
     )
     assert (tmp_path / "run" / "checkpoints" / "ep1-ba2" / "model.pt").is_file()
+
+
+@needs_timm
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(("library", "name"), [("timm", TINY), ("torchvision", "squeezenet1_1")])
+def test_weights_of_a_file_are_those_that_load_state_dict_loads(library: str, name: str, suffix: str, tmp_path: Path):
+    make, head = (timm_model, "fc") if library == "timm" else (torchvision_model, "classifier.1")
+    path = tmp_path / f"weights{suffix}"
+    torch.manual_seed(1)
+    weights = make(name, num_classes=5).state_dict()
+    save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
+    plain = make(name, num_classes=3)
+    fitting = {key: value for key, value in weights.items() if not key.startswith(f"{head}.")}
+    plain.load_state_dict(plain.state_dict() | fitting)
+
+    def load(network: nn.Module, **arguments: Any) -> dict[str, torch.Tensor]:
+        model = ClassificationModel(network, 3)
+        with Trainer(model=model, device="cpu", **arguments):
+            return model.module.state_dict()
+
+    torch.manual_seed(2)
+    network = make(name, num_classes=3)
+    own = {key: value.clone() for key, value in network.state_dict().items()}
+    callback = LoadCheckpoint(path, ignore_keys=[f"module.{head}.*"])
+    loaded = load(network, callbacks=[callback])
+    expected = plain.state_dict() | {key: own[key] for key in own if key.startswith(f"{head}.")}
+    assert loaded.keys() == expected.keys() and all(torch.equal(loaded[key], expected[key]) for key in loaded)
+    whole = load(make(name, num_classes=5), load_path=path)
+    assert all(torch.equal(whole[key], weights[key]) for key in weights)
+    with pytest.raises(ValueError, match=f"of another shape module.{head}.weight"):
+        load(make(name, num_classes=3), callbacks=[LoadCheckpoint(path)])

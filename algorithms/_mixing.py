@@ -7,6 +7,7 @@ interpolated losses.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -24,6 +25,16 @@ from runner.models.target_mean import TargetMean, read_loss
 def draw_partners(num_samples: int, seed: int) -> Tensor:
     """Return the index of each sample's partner (N,), int64, on the CPU: a permutation that the arguments determine."""
     return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
+
+
+def draw_weight(alpha: float, seed: int) -> float:
+    """Return the weight of the partner in a blend: min(b, 1 - b), in [0, 0.5], with b ~ Beta(alpha, alpha).
+
+    The minimum does not change the distribution of blends: partners are a random permutation, and with its inverse,
+    which is just as likely, b and 1 - b exchange their roles. Each sample then makes up at least half of its own blend.
+    """
+    b = random.Random(seed).betavariate(alpha, alpha)
+    return min(b, 1 - b)
 
 
 def interpolate(values: Tensor, partners: Tensor, weight: float) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor
 from runner import Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._boxes import draw_boxes
-from runner.algorithms._mixing import Mixing, interpolate
-from runner.algorithms.mixup import draw_weight
+from runner.algorithms._mixing import Mixing, draw_weight, interpolate
 from runner.failures.checks import check_number
 
 Box = tuple[int, int, int, int]

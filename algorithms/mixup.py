@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 from torch import Tensor
 
 from runner.algorithms._batch import Key
-from runner.algorithms._mixing import Mixing, interpolate
-
-
-def draw_weight(alpha: float, seed: int) -> float:
-    """Return the weight of the partner in a blend: min(b, 1 - b), in [0, 0.5], with b ~ Beta(alpha, alpha).
-
-    The minimum does not change the distribution of blends: partners are a random permutation, and with its inverse,
-    which is just as likely, b and 1 - b exchange their roles. Each sample then makes up at least half of its own blend.
-    """
-    b = random.Random(seed).betavariate(alpha, alpha)
-    return min(b, 1 - b)
+from runner.algorithms._mixing import Mixing, draw_weight, interpolate
 
 
 class MixUp(Mixing):

@@ -11,7 +11,6 @@ from runner import Callback
 from runner.failures.checks import check_list, check_one_of
 from runner.failures.errors import wrong_argument
 from runner.files.values import LocalPath
-from runner.optim.name_patterns import select_names
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -91,6 +90,8 @@ class LoadCheckpoint(Callback):
             raise wrong_argument(
                 "checkpoint", str(self.checkpoint), "no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
+        from runner.optim.name_patterns import select_names  # its package imports torch
+
         own = model.state_dict()
         ignored = select_names("ignore_keys", self.ignore_keys, [*dict.fromkeys([*weights, *own])])
         weights = {key: weight for key, weight in weights.items() if key not in ignored}

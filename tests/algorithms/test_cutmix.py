@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from runner import Callback, stream_seed
 from runner.algorithms import CutMix, LabelSmoothing, MixUp
 from runner.algorithms._boxes import cover, draw_boxes
-from runner.algorithms._mixing import draw_partners
+from runner.algorithms._mixing import draw_partners, draw_weight
 from runner.algorithms.cutmix import draw_box, paste
-from runner.algorithms.mixup import draw_weight
 
 KEY = "cutmix"
 

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 from runner import Callback, stream_seed
 from runner.algorithms import CutMix, LabelSmoothing, MixUp
-from runner.algorithms._mixing import draw_partners, interpolate
-from runner.algorithms.mixup import draw_weight
+from runner.algorithms._mixing import draw_partners, draw_weight, interpolate
 
 KEY = "mixup"
 

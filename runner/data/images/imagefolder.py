@@ -114,10 +114,8 @@ def load_imagefolder(
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
             raise wrong_argument("path", path, f"train and {folder.name} {reason}")
     options: dict[str, Any] = {"num_workers": num_workers, "transform": normalize}
-    return (
-        DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options),
-        *(DatasetLoader(images, eval_batch_size, shuffle=False, **options) for images in held_out),
-    )
+    loader = DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options)
+    return loader, *(DatasetLoader(images, eval_batch_size, shuffle=False, **options) for images in held_out)
 
 
 class ImageFolder(Dataset[tuple[Any, ...]]):

@@ -288,7 +288,7 @@ _ROWS = (
             Option("data", str, "", "a file or folder of new rows without labels, instead of the run's own data"),
             Option(
                 "format",
-                ("parquet", "pt", "csv", "jsonl"),
+                ("parquet", "csv", "jsonl", "pt"),
                 "parquet",
                 "the form of the file: parquet, csv, jsonl, or pt for torch.load",
             ),

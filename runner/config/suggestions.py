@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from runner.cli.catalogue import GROUPS, choices, default_choices, top_keys
 from runner.cli.command_line import LISTS, OPTIONS, config_dir, key_of, search_path
+from runner.cli.docstrings import find_definition
 from runner.cli.foreign import about_foreign, about_foreign_value
 from runner.cli.nearest import Advice, nearest
 from runner.cli.verbs import VERBS
@@ -260,6 +261,9 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
                 return f"{key}: is not among your values; " + nearest(part, node) + f". Add it with +{key}=..."
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
+            if depth == len(parts) - 1 and _takes(node.get("_target_"), part):
+                reason = f"{node['_target_']} takes it, but nothing in this run sets it; add it with +{key}=..."
+                return Advice(f"{key}: {reason}").with_facts(meant=f"+{key}")
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
             around = {} if group in LISTS and depth > 1 else config  # other hooks have keys of the same names
             if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], around):
@@ -271,6 +275,12 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
     if node is None:
         return f"{key}: is null, there is nothing to remove"
     return f"{key}: is not in this run; add it with +{key}=..."
+
+
+def _takes(target: Any, name: str) -> bool:
+    """Return whether a class or function declares a parameter, as far as its source says."""
+    definition = find_definition(target) if isinstance(target, str) else None
+    return definition is not None and name in definition.annotations
 
 
 def _about_absent(group: str, name: str, conf: Path) -> Advice | None:

@@ -219,7 +219,7 @@ def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: 
         ({"run_name": ["x"]}, r"run_name=\['x'\]: must be a name, or null"),
         ({"run_name": True}, "run_name=True: must be a name, or null"),
         ({"experiment_name": {}}, "experiment_name={}"),
-        ({"model": None}, "model: none is chosen, and every run needs one; write model=<name>: gpt, "),
+        ({"model": None}, "model: none is chosen, and every run needs one; write model=<name>: dpo, gpt, "),
         ({"data": {"x": 1}}, "data={'x': 1}: needs a `_target_`"),
         ({"optimizer": None}, "optimizer: none is chosen"),
         ({"callbacks": {"x": None}}, "callbacks.x=None: needs a `_target_`"),

@@ -43,8 +43,8 @@ def explained(*overrides: str) -> str:
     one_in(
         3,
         [
-            (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: gpt, "),
-            (["model="], "model=: no such choice; allowed: gpt, "),
+            (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: dpo, gpt, "),
+            (["model="], "model=: no such choice; allowed: dpo, gpt, "),
             # Another group has it.
             (
                 ["+algorithms=speed_monitor"],
@@ -101,8 +101,8 @@ def explained(*overrides: str) -> str:
                 ["+callbacks=lr_monitor", "+callbacks=speed_monitor"],
                 "callbacks: given more than once; for several in one list write",
             ),
-            (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: gpt, "),
-            (["data=3"], "data=3: a group takes the name of a choice; allowed: cifar10, digits, "),
+            (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: dpo, gpt, "),
+            (["data=3"], "data=3: a group takes the name of a choice; allowed: chat, cifar10, digits, "),
             (["seed=1", ""], "'': an argument is empty; a variable of the shell may not be set"),
             (["nonsense"], "nonsense: cannot be read; write key=value"),
             (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),

@@ -134,7 +134,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
         ("prove --kills 1.5", "--kills='1.5': must be a whole number", "--kills"),
         ("lr-range --end ten", "--end='ten': must be a number", "--end"),
         ("prove --keep=false", "--keep='false': takes no value", "--keep"),
-        ("predict R --format xlsx", "--format='xlsx': allowed: parquet, csv, jsonl, pt", "--format"),
+        ("predict R --format xlsx", "--format='xlsx': allowed: csv, jsonl, parquet, pt", "--format"),
         ("predict R --split evall", "--split='evall': did you mean 'eval'? Allowed: eval, test, train", "--split"),
         ("prove --kill 3", "--kill: prove has no such option; did you mean --kills? Allowed: ", "--kill"),
         ("eval R --split test", "--split: is an option of predict, not of eval", "--split"),

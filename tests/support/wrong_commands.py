@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "fork outputs ba3,ba4": ("BATCH='ba3,ba4'", "add -m"),
     "export outputs/one": ("export: takes RUN FILE", "runner export RUN model.pt"),
     "predict --formt pt": ("--formt", "predict has no such option", "did you mean --format?"),
-    "predict --format xlsx": ("--format='xlsx'", "parquet, csv, jsonl, pt"),
+    "predict --format xlsx": ("--format='xlsx'", "csv, jsonl, parquet, pt"),
     "eval outputs --split test": ("--split", "is an option of predict, not of eval"),
     "prove --kills 0": ("--kills=0", "at least 1"),
     "prove --kills many": ("--kills='many'", "whole number"),

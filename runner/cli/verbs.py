@@ -303,7 +303,7 @@ _ROWS = (
     ),
     Verb(
         "export",
-        help="writes the weights of a run to a file, or to a folder for transformers",
+        help="writes the weights of a run to a file or a folder",
         example="runner export RUN model.pt",
         words="RUN FILE",
         options=(

@@ -90,5 +90,5 @@ def test_a_commit_that_cannot_be_tested_is_125(tmp_path: Path, run_app: Any):
     missing = run_app("verify", "run", "model.module.no_such_key=1", exit_code=125)
     assert missing.stderr.startswith("error: ")
     assert "no such folder" in run_app("verify", "missing", exit_code=125).stderr
-    assert "verdict" in run_app("verdict", "run", exit_code=125).stderr
+    assert "is a single setting" in run_app("verdict", "run", exit_code=125).stderr
     assert run_app("check", "model=missing", exit_code=2).stderr

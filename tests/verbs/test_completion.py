@@ -36,8 +36,8 @@ def words(line: str) -> list[str]:
         ("runner '+callbacks=[lr_monitor,lr", []),
         ("runner +callbacks=early_stopper callbacks.early_stopper.p", ["callbacks.early_stopper.patience="]),
         ("runner ~callbacks.p", ["~callbacks.progress_bar"]),
-        ("/usr/bin/runner predict RUN --format ", ["parquet", "pt"]),
-        ("runner predict --format=", ["--format=parquet", "--format=pt"]),
+        ("/usr/bin/runner predict RUN --format ", ["parquet", "csv", "jsonl", "pt"]),
+        ("runner predict --format=", ["--format=parquet", "--format=csv", "--format=jsonl", "--format=pt"]),
         ("runner -m predict --form", ["--format"]),
         ("runner prove --ki", ["--kills"]),
         ("runner prove --kills ", []),  # any number
@@ -143,7 +143,7 @@ def test_bash_completes(folder: Path):
     assert ask("bash", program, folder) == [
         "optimizer.nesterov=",
         "compare completion",
-        "parquet pt",
+        "csv jsonl parquet pt",
         "",
         "",
         "complete -o default -F _runner_completion runner",

@@ -40,7 +40,7 @@ def test_settings_are_typed_as_in_a_sweep_or_in_quotes(typed: list[str], names: 
         (["a=1", "a=2", "b=1", "b=2"], "put each setting in quotes"),
         (["x=1 y=1"], "is the only one"),
         (["x=1 seed=1", "x=2"], "seed"),
-        (["outputs", "x=1 y=1"], "must be overrides"),
+        (["nowhere", "x=1 y=1"], "must be a folder of runs, or overrides"),
     ],
 )
 def test_a_command_without_settings_to_compare_is_one_message(typed: list[str], message: str):

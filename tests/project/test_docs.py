@@ -46,6 +46,8 @@ NOT_FOLLOWED = {
     "data=cifar10": "needs a network",
     "data=hf_dataset": "needs a network",
     "experiment=text_classification_csv": "needs a network",
+    "results.csv": "tests/verbs/test_foreign_results.py",
+    "mlflow:my_experiment": "tests/verbs/test_foreign_results.py",
     "predict latest --data new.csv": "tests/verbs/test_predict_new_rows.py",
     "pretrained=true": "needs a network",
     "experiment=instruction_lora": "tests/project/test_recipes.py",

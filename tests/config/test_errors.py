@@ -121,6 +121,11 @@ def explained(*overrides: str) -> str:
             ),
             (["seed=${nothing}"], "seed: uses ${nothing}, and there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),
+            # The class takes it.
+            (
+                ["model=mlp", "model.class_weights=balanced"],
+                "model.class_weights: runner.ClassificationModel takes it, but nothing in this run sets it; add",
+            ),
         ],
     ),
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

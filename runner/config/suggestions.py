@@ -261,14 +261,14 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
                 return f"{key}: is not among your values; " + nearest(part, node) + f". Add it with +{key}=..."
             if depth > 1 and not node:
                 return f"{key}: {above} is empty; add to it with +{key}=..."
-            if depth == len(parts) - 1 and _takes(node.get("_target_"), part):
-                reason = f"{node['_target_']} takes it, but nothing in this run sets it; add it with +{key}=..."
-                return Advice(f"{key}: {reason}").with_facts(meant=f"+{key}")
             where = f"{above} has no key {part!r}" if above else f"no key {part!r}"
             around = {} if group in LISTS and depth > 1 else config  # other hooks have keys of the same names
             if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], around):
                 text = f"{key}: {where}; did you mean {' or '.join(meant)}?"
                 return Advice(text).with_facts(meant=meant[0] if len(meant) == 1 else "")
+            if depth == len(parts) - 1 and _takes(node.get("_target_"), part):
+                reason = f"{node['_target_']} takes it, but nothing in this run sets it; add it with +{key}=..."
+                return Advice(f"{key}: {reason}").with_facts(meant=f"+{key}")
             known = [*node, *(group for group in groups if group not in node)]
             return f"{key}: {where}; " + (nearest(part, known) if above else about_unknown(key, known))
         node = node[part]

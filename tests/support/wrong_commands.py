@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m sweep=optuna_tpe ~hydra.sweeper.params.optimizer.lr": ("optimizer.lr", "hydra.sweeper.params=null"),
     "hydra/launcher=slurm": ("hydra/launcher=slurm", "basic"),
     "+model=mlp": ("+model", "model=", "without the +"),
-    "~data": ("data: none is chosen", "write data=<name>: cifar10, digits"),
+    "~data": ("data: none is chosen", "write data=<name>: chat, cifar10, digits"),
     "~seed": ("seed",),
     # keys
     "optimizer.lrr=1": ("optimizer.lrr", "did you mean 'lr'"),

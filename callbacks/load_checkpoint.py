@@ -80,6 +80,7 @@ class LoadCheckpoint(Callback):
             load_into,
             read_weights,
         )
+        from runner.optim.name_patterns import select_names
 
         model = state.unwrapped_model
         try:
@@ -90,8 +91,6 @@ class LoadCheckpoint(Callback):
             raise wrong_argument(
                 "checkpoint", str(self.checkpoint), "no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
-        from runner.optim.name_patterns import select_names  # its package imports torch
-
         own = model.state_dict()
         ignored = select_names("ignore_keys", self.ignore_keys, [*dict.fromkeys([*weights, *own])])
         weights = {key: weight for key, weight in weights.items() if key not in ignored}

@@ -41,7 +41,10 @@ def describe(look: Look) -> str:
 
 def _describe(standing: Standing, reference: str, lower: bool) -> str:
     """Return the evidence about a setting as text, with the sign of the objective's difference."""
-    texts = [f"{_signed(standing.improvement, lower):+.3g}"]
+    diverged = int(np.sum(~np.isfinite(standing.improvements)))
+    texts = [f"{_signed(standing.improvement, lower):+.3g}"] if diverged < len(standing.improvements) else []
+    if diverged:
+        texts.append(f"{diverged} diverged")
     if standing.interval is not None:
         low, high = sorted(_signed(bound, lower) for bound in standing.interval)
         texts.append(f"{low:+.3g} to {high:+.3g}")
@@ -49,7 +52,7 @@ def _describe(standing: Standing, reference: str, lower: bool) -> str:
     if standing.verdict == "equal":
         texts.append(f"equal to {reference} within the margin")
     elif standing.verdict:
-        texts.append(f"{standing.verdict} than {reference}" if standing.interval is not None else standing.verdict)
+        texts.append(f"{standing.verdict} than {reference}")
     elif standing.more is not None:
         texts.append(f"about {standing.more} more")
     return ", ".join(texts)

@@ -87,3 +87,8 @@ def test_a_line_says_what_is_expected():
     look = Look(contest(2), [[0.5], [0.25]], lower=True)
     assert describe(look) == "1 seed  B -0.25, p 1, about 5 more"
     assert describe(Look(contest(2), [[0.5] * 6, [0.25] * 6], True)).endswith("p 0.044, better than A")
+
+
+def test_a_line_counts_diverged_runs_instead_of_showing_nan():
+    look = Look(contest(2), [[0.5] * 6, [math.nan] * 6], lower=True)
+    assert describe(look) == "6 seeds  B 6 diverged, p 0.044, worse than A"

@@ -226,7 +226,7 @@ def begin(config: DictConfig) -> None:
         resume_study(config, current.id, ended, [result for result in results if result not in ended])
     planned = planned_overrides(config, typed)
     if command.verb == VERB:
-        current.contest = _make_contest(current, typed)
+        current.contest = _make_contest(typed)
         planned = [[*current.contest.shared, *contender.job(0)] for contender in current.contest.contenders]
     loader = JobLoader(config)
     jobs = compose_jobs(planned, current.fixed, loader) if verb.keeps_folder else []
@@ -234,6 +234,8 @@ def begin(config: DictConfig) -> None:
         if command.run is None:
             check_jobs(jobs, current.launcher, current.passed)
             current.leave_out_unplanned(config, jobs)
+        if current.contest is not None:  # a command that is refused is no comparison
+            current.contest.enter_campaign(current.identity)
         current.destinations = build.make_destinations(jobs[0].callbacks)
         for destination in current.destinations:
             destination.log_sweep(SweepSummary(folder, current.id, current.name, "RUNNING"))
@@ -265,14 +267,12 @@ def _make_sweep(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep
     )
 
 
-def _make_contest(sweep: Sweep, typed: Sequence[Any]) -> Contest:
-    """Return the settings that the command compares, and enter them into its campaign."""
+def _make_contest(typed: Sequence[Any]) -> Contest:
+    """Return the settings that the command compares, with its rules."""
     from runner.sweeps.decide.contest import Contest  # imports numpy, which takes a tenth of a second
 
     shared = [str(override.input_line) for override in typed if not override.is_sweep_override()]
-    contest = Contest.of(command, find_contenders(command, typed), shared)
-    contest.enter_campaign(sweep.identity)
-    return contest
+    return Contest.of(command, find_contenders(command, typed), shared)
 
 
 def _find_revived(sweep: Sweep, names: Sequence[str]) -> list[str]:

@@ -130,7 +130,7 @@ def test_with_two_places_two_settings_train_at_once(run_app: Any, folder: Path):
         (("optimizer.lr=0.1,0.2", "--max-seeds", "5"), "--max-seeds=5: must be at least 6"),
         (("optimizer.lr=0.1,0.2", "--budget", "2"), "--budget='2'"),
         (("optimizer.lr=0.1,0.2", "--campaign", "a/b"), "--campaign='a/b'"),
-        (("optimizer.lr=0.1,x", "model=mlp"), "optimizer.lr"),
+        (("optimizer.lr=0.1,x", "model=mlp", "--campaign", "mine"), "optimizer.lr"),
     ],
 )
 def test_a_wrong_command_is_one_message_and_trains_nothing(

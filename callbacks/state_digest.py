@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, TimeUnit
-from runner.checkpoints.digest import DIGESTS, append_digests, digest_state, measure_state, truncate_digests
+from runner.checkpoints.digest import (
+    DIGESTS,
+    append_digests,
+    digest_state,
+    digest_tensors,
+    measure_state,
+    truncate_digests,
+)
 from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
@@ -46,20 +53,25 @@ class StateDigest(Callback):
     Each line copies all of this to the host and hashes it, which takes one to two seconds per GB. A full disk gives a
     warning, and training continues.
 
+    With `tensors`, a line also has a short digest of each gradient, weight and optimizer state, by name: `runner
+    compare` then names the first ones that differ, also for a loop that `runner.Recorder` recorded.
+
     Args:
         interval: number of batches between two lines, such as '1000ba'; 0 writes no lines, not even for the last batch.
+        tensors: whether lines have digests of single tensors. Each is copied to the host on its own.
 
     Raises:
         ValueError: `interval` is not in batches.
         TypeError: in training, the state holds a value that can neither be digested nor saved in a checkpoint.
     """
 
-    def __init__(self, interval: str | int | Time = "1000ba") -> None:
+    def __init__(self, interval: str | int | Time = "1000ba", tensors: bool = False) -> None:
         self.interval = Interval(interval)
         if self.interval.time.value and self.interval.time.unit is not TimeUnit.BATCH:
             raise wrong_argument(
                 "interval", str(self.interval.time), "must be in batches, such as '100ba', or 0 for never"
             )
+        self._with_tensors = tensors
         self._is_enabled = False  # whether this rank computes digests
         self._path: Path | None = None  # on rank 0
         self._order: SampleOrder | None = None
@@ -90,11 +102,13 @@ class StateDigest(Callback):
         if now.batch % self.interval.time.value == 0 or _is_last(state):
             digests = digest_state(state)  # all ranks gather what is sharded
             values = measure_state(state)
+            named = {"tensors": digest_tensors(state)} if self._with_tensors else {}
             if self._path is None:
                 return
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
-            self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests, "values": values})
+            line = {"epoch": now.epoch, "batch": now.batch, **parts, **digests, **named, "values": values}
+            self._write(self._path, line)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp

@@ -7,7 +7,8 @@ torch is imported only to hash a state, so that comparing files of digests start
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 DIGESTS = "digests.jsonl"
 PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "optimizer", "algorithms")
 """Parts of a run whose digests a line may hold, in causal order; the callback `StateDigest` describes each."""
+NAMED = ("gradients", "weights", "optimizer")
+"""Parts of which a line may also hold a digest for each tensor, under 'tensors'."""
+LOOP = "loop"
+"""In a line: 'own' if `runner.Recorder` wrote it in a loop that is not the Trainer's."""
+IMPLEMENTATION = ("params", "foreach", "fused", "capturable", "differentiable")
+"""Keys of an optimizer's group that change no number, or only its last bits."""
 MEASURED = ("loss", "gradients", "weights")
 """Parts for which a line also holds a number, under 'values'."""
 
@@ -52,6 +59,48 @@ def digest_state(state: State) -> dict[str, str]:
         "algorithms": {algorithm.config_key: algorithm.state_dict() for algorithm in state.algorithms},
     }
     return {name: digest(part) for name, part in parts.items()}
+
+
+def digest_tensors(state: State) -> dict[str, dict[str, Any]]:
+    """Return a short digest of each gradient, weight and optimizer state, and the settings of each weight, by name.
+
+    Names leave out what all names of a model begin with, such as `module.` of DDP, so that models in different wrappers
+    can be compared. Sharded tensors are gathered, so call it on all ranks if the model is sharded. Each tensor is
+    copied to the host on its own.
+    """
+    from runner.checkpoints.hashing import digest
+
+    weights = dict(state.unwrapped_model.named_parameters())
+    wrapper = _shared_prefix([*weights])
+
+    def short(named: Mapping[str, Any]) -> dict[str, str]:
+        return {name.removeprefix(wrapper): digest(value)[:8] for name, value in named.items()}
+
+    names = {weight: name.removeprefix(wrapper) for name, weight in weights.items()}
+    settings: dict[str, Any] = {}
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            shown = {key: value for key, value in group.items() if key not in IMPLEMENTATION}
+            for weight in group["params"]:
+                name = names.get(weight, "unknown")
+                settings |= {f"{name}/{key}": value for key, value in optimizer.state.get(weight, {}).items()}
+                settings |= {f"{name}/{key}": value for key, value in shown.items()}
+    return {
+        "gradients": short({name: weight.grad for name, weight in weights.items()}),
+        "weights": short(state.unwrapped_model.state_dict(keep_vars=True)),
+        "optimizer": {name: digest(value)[:8] for name, value in settings.items() if _has_digest(value)},
+    }
+
+
+def _shared_prefix(names: Sequence[str]) -> str:
+    """Return the parts, with their dots, that all names begin with; the last part of a name never counts."""
+    folders = [name.rpartition(".")[0].split(".") for name in names]
+    shared = takewhile(lambda parts: len({*parts}) == 1, zip(*folders, strict=False))
+    return "".join(f"{part}." for part, *_ in shared if part)
+
+
+def _has_digest(value: Any) -> bool:
+    return hasattr(value, "dtype") or isinstance(value, int | float | tuple | list)
 
 
 def measure_state(state: State) -> dict[str, float]:
@@ -135,7 +184,8 @@ def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS)
     """Return the batch and the parts in which two runs first differ, or the batch up to which they agree.
 
     Each run is given as its folder or its file of digests. On different numbers of ranks, runs can only agree in
-    `samples`.
+    `samples`. With a run of `runner.Recorder`, tensors are compared by name, in the parts that both runs have, and
+    the generators only if both runs are of that kind: the Trainer draws its random numbers differently.
 
     Raises:
         ValueError: the two runs have digests of no batch in common.
@@ -147,8 +197,35 @@ def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS)
         raise ValueError(f"{str(a)!r} and {str(b)!r} have digests of no batch in common: give both the same interval")
     agreed = 0
     for entry_a, entry_b in pairs:
-        differing = tuple(part for part in parts if entry_a.get(part) != entry_b.get(part))
+        differing = tuple(part for part in parts if _differs(entry_a, entry_b, part))
         if differing:
             return DigestComparison(agreed, entry_a["batch"], differing)
         agreed = entry_a["batch"]
     return DigestComparison(agreed, None, ())
+
+
+def _differs(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> bool:
+    if a.get(part) == b.get(part):
+        return False
+    loops = a.get(LOOP), b.get(LOOP)
+    if loops == (None, None):
+        return True
+    if part not in a or part not in b or (part == "randomness" and loops[0] != loops[1]):
+        return False
+    return bool(_differing(a, b, part)) if part in NAMED else True
+
+
+def differing_tensors(a: str | Path, b: str | Path, batch: int) -> dict[str, list[str]]:
+    """Return the names of the tensors in which two runs differ after a batch, by part.
+
+    It is empty if one of the runs has no digests of single tensors for that batch.
+    """
+    first, second = (next(entry for entry in read_digests(path) if entry["batch"] == batch) for path in (a, b))
+    return {part: names for part in NAMED if (names := _differing(first, second, part))}
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> list[str]:
+    """Return the names in a part that differ. Buffers, and states of an optimizer, may be missing in one of the two."""
+    first, second = (dict(entry.get("tensors", {}).get(part, {})) for entry in (a, b))
+    names = first.keys() | second.keys() if part == "gradients" and first and second else first.keys() & second.keys()
+    return [name for name in {**first, **second} if name in names and first.get(name) != second.get(name)]

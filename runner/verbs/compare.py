@@ -7,11 +7,11 @@ It lists status, time, metrics, and differences in configs and environments. Eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.digest import DIGESTS, first_difference, read_digests
+from runner.checkpoints.digest import DIGESTS, differing_tensors, first_difference, read_digests
 from runner.comparing.side_by_side import short_names, side_by_side
 from runner.config import build
 from runner.config.errors import config_errors
@@ -24,6 +24,8 @@ from runner.history.saved_run import is_id
 from runner.records.folder import require_latest_run
 from runner.records.job import Job
 from runner.records.load import describe_inequality
+from runner.records.patch import first_of
+from runner.records.record import OWN_LOOP, Record
 from runner.records.result import TIME, read_result
 from runner.terminal.answer import set_fields
 from runner.terminal.text import heading, in_columns
@@ -39,6 +41,7 @@ class Difference:
         batch: the first batch after which they differ; None if they are equal in all batches that both have.
         parts: the parts that differ after that batch.
         metrics: the final metrics that differ, with both values, if both runs end at the same batch.
+        tensors: names of the tensors that differ after that batch, by part, if both runs have digests of them.
     """
 
     last: tuple[int, int]
@@ -46,6 +49,7 @@ class Difference:
     batch: int | None
     parts: tuple[str, ...]
     metrics: dict[str, tuple[float | None, float | None]]
+    tensors: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def agree(self) -> bool:
@@ -61,11 +65,16 @@ class Difference:
         if self.batch is not None:
             known = f"equal bit for bit up to batch {self.agreed}" if self.agreed else "the first that both have"
             gap = ", with no digests in between" if 0 < self.agreed < self.batch - 1 else ""
-            return f"at batch {self.batch}, in {', '.join(self.parts)}; {known}{gap}"
+            return f"at batch {self.batch}, in {', '.join(map(self._named, self.parts))}; {known}{gap}"
         more = [f"{name} is {a} and {b}" for name, (a, b) in self.metrics.items()]
         if self.last[0] != self.last[1]:
             more.append(f"one ends after batch {self.last[0]}, the other after {self.last[1]}")
         return "; ".join([f"equal bit for bit up to batch {self.agreed}", *more])
+
+    def _named(self, part: str) -> str:
+        """Return a part, with the first of its tensors that differ."""
+        names = self.tensors.get(part, [])
+        return f"{part} ({first_of(names)})" if names else part
 
 
 def difference(a: Path, b: Path) -> Difference:
@@ -81,11 +90,14 @@ def difference(a: Path, b: Path) -> Difference:
     metrics: dict[str, tuple[float | None, float | None]] = {}
     if last[0] == last[1] and all(run is not None and run.status in ("FINISHED", "DIVERGED") for run in results):
         first, second = (run.metrics for run in results if run is not None)
-        names = dict.fromkeys(name for name in (*first, *second) if name != TIME)
+        is_own_loop = any(Record(run).verb == OWN_LOOP for run in (a, b))  # it may have no evaluation
+        shared = first.keys() & second.keys() if is_own_loop else first.keys() | second.keys()
+        names = [name for name in {**first, **second} if name in shared - {TIME}]
         pairs = {name: (first.get(name), second.get(name)) for name in names}
         # Compared as text, so that NaN equals NaN.
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
-    return Difference((last[0], last[1]), divergence.agreed, divergence.batch, divergence.parts, metrics)
+    tensors = {} if divergence.batch is None else differing_tensors(a, b, divergence.batch)
+    return Difference((last[0], last[1]), *divergence, metrics, tensors)
 
 
 def run(job: Job) -> None:
@@ -153,6 +165,8 @@ def _folder_of(word: str, experiment: Experiment) -> Path:
 def _about_samples(comparison: Difference, a: Path, b: Path) -> str:
     """Return a remark if two runs diverge although all their samples are the same."""
     if comparison.batch is None or "samples" in comparison.parts:
+        return ""
+    if not all("samples" in line for run in (a, b) for line in read_digests(run)[:1]):
         return ""
     return "" if first_difference(a, b, ["samples"]).batch is not None else "; samples are the same in all batches"
 

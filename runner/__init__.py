@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runner.models.supervised import SupervisedModel
     from runner.models.surgery import replace_modules
     from runner.program.in_python import SavedModel, load, replay
+    from runner.recorder.recorder import Recorder
     from runner.timing.event import Event
     from runner.timing.time import Interval, Time, Timestamp, TimeUnit
     from runner.training.evaluator import Evaluator
@@ -48,6 +49,7 @@ _MODULES = {
     "LoggerDestination": "core.destination",
     "Model": "models.model",
     "MetricRecord": "core.destination",
+    "Recorder": "recorder.recorder",
     "SavedModel": "program.in_python",
     "State": "core.state",
     "SupervisedModel": "models.supervised",
@@ -89,6 +91,7 @@ __all__ = [
     "LoggerDestination",
     "MetricRecord",
     "Model",
+    "Recorder",
     "SavedModel",
     "State",
     "SupervisedModel",

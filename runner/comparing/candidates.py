@@ -67,6 +67,11 @@ class FinishedRun:
         return isinstance(self.saved, ForeignRun)
 
     @property
+    def is_described(self) -> bool:
+        """Whether its evaluation and the length of its training are known in this project's form."""
+        return not self.is_foreign and not self.saved.is_own_loop
+
+    @property
     def budget(self) -> str:
         """The length of its training, such as `5ep`, or `100ba of 64 samples`; 'none' for a baseline.
 
@@ -76,6 +81,8 @@ class FinishedRun:
             return self.saved.budget
         if self.is_baseline:
             return "none"
+        if self.saved.is_own_loop:
+            return f"{self.result.batches}ba"
         if (budget := self.config.get("budget")) is not None:
             return Budget.parse(budget).limit
         length = str(self.config.get("trainer.max_duration"))
@@ -189,7 +196,7 @@ def find_candidate(text: str, key: str, columns: Columns = NOTHING_NAMED, with_b
         below = [run for run, result in results if result is None or not result.parent]
     chosen = choose(below, parse_conditions(shlex.join(conditions), key), key)
     distinct = {run.identity: run for run in chosen}
-    trained = [run for run in distinct.values() if run.verb in TRAINING]
+    trained = [run for run in distinct.values() if run.verb in TRAINING or run.is_own_loop]
     if with_baselines or not trained:
         trained += [run for run in distinct.values() if run.is_baseline]
     if not trained:
@@ -234,11 +241,13 @@ def _runs_in(folder: Path) -> Iterator[SavedFolder]:
 def describe_foreign(candidates: Sequence[Candidate]) -> list[tuple[str, str]]:
     """Return what was guessed about results from elsewhere, and a warning about facts that they lack."""
     runs = [run for candidate in candidates for run in candidate.runs]
-    foreign = [run.saved for run in runs if isinstance(run.saved, ForeignRun)]
-    guesses = [run.guess for run in foreign if run.guess]
+    foreign = [run for run in runs if not run.is_described]
+    saved = [run.saved for run in foreign]
+    guesses = [run.guess for run in saved if isinstance(run, ForeignRun) and run.guess]
     rows = [("guessed", guess) for guess in dict.fromkeys(guesses)]
     is_mixed = 0 < len(foreign) < len(runs)
-    facts = {"evaluation data": [run.data for run in foreign], "training length": [run.budget for run in foreign]}
+    data = [run.data if isinstance(run, ForeignRun) else "" for run in saved]
+    facts = {"evaluation data": data, "training length": [run.budget for run in foreign]}
     unknown = [fact for fact, values in facts.items() if is_mixed or not all(values)]
     if foreign and unknown:
         verb = "are" if len(unknown) > 1 else "is"
@@ -301,7 +310,7 @@ def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[
     folders = {run.saved.identity: run.folder for run in a.runs}
     if shared := [folders[run.saved.identity] for run in b.runs if run.saved.identity in folders]:
         raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {min(shared)}")
-    foreign = [run for run in (*a.runs, *b.runs) if run.is_foreign]
+    foreign = [run for run in (*a.runs, *b.runs) if not run.is_described]
     if 0 < len(foreign) < len(a.runs) + len(b.runs):  # facts of other forms, see `describe_foreign`
         return
     evaluations = [{pair_of(run, pairing): run.result.evaluated_by(metric) for run in side.runs} for side in (a, b)]
@@ -352,7 +361,7 @@ def _expand(word: str) -> Iterator[Path]:
 
 
 def _flatten(run: SavedFolder) -> dict[str, Any]:
-    """Return the part of a run's config that affects training, by dotted key."""
+    """Return the part of a run's config that affects training, by dotted key; all of it for a loop of a user's own."""
     flat: dict[str, Any] = {}
 
     def add(key: str, value: Any) -> None:
@@ -362,7 +371,7 @@ def _flatten(run: SavedFolder) -> dict[str, Any]:
         else:
             flat[key] = value
 
-    for section in TRAINED:
+    for section in run.sections if run.is_own_loop else TRAINED:
         if (value := run.section(section)) is not None:
             add(section, value)
     return flat

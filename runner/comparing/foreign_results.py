@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class ForeignRun(SavedFolder):
         """Its recorded status in lower case."""
         return "unreadable" if self.result is None else self.result.status.lower()
 
-    @property
+    @cached_property
     def verb(self) -> str:
         """A verb that trains."""
         return TRAINING[0]

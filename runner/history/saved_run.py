@@ -41,7 +41,7 @@ from runner.libraries.targets import find_in_working_directory
 from runner.records.environment import differences
 from runner.records.folder import MANIFEST, checkpoints_in, is_in_sweep, require_latest_run, run_folder_of
 from runner.records.kept_code import code_to_import, import_from
-from runner.records.record import Record
+from runner.records.record import OWN_LOOP, Record
 from runner.records.result import read_result
 from runner.records.run_files import unpacked
 from runner.records.trust import check_arguments, check_credentials, check_links, check_targets
@@ -194,6 +194,10 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
         recorded = record.overrides
     except ValueError as error:
         raise wrong_argument("RUN", typed, str(error)) from error
+    if record.verb == OWN_LOOP and command.row.needs_experiment:
+        again = printable(str(record.environment.get("command", "")))
+        reason = "runner.Recorder recorded this run of another loop, which only its own command can train again"
+        raise wrong_argument("RUN", typed, f"{reason}: {again}")
     if record.verb not in TRAINING and command.row.needs_experiment:
         trainer = config.get("trainer")
         used = trainer.get("load_path") if isinstance(trainer, dict) else None

@@ -18,7 +18,7 @@ from runner.files.lock import take_lock
 from runner.files.names import CONFIG, RESULT
 from runner.files.whole import read_bounded
 from runner.records.plain_yaml import load_plain
-from runner.records.record import LARGEST, Record
+from runner.records.record import LARGEST, OWN_LOOP, Record
 from runner.records.result import Result, read_result
 from runner.training.metric_choice import metrics_named
 
@@ -69,10 +69,15 @@ class SavedFolder:
         known = (self.result.metrics, self.result.choices) if self.result is not None else ()
         return {*FIELDS, *(name for names in known for name in names)}
 
-    @property
+    @cached_property
     def verb(self) -> str:
         """The verb of the command that made the run; `train` if its record does not say."""
         return Record(self.folder).verb
+
+    @property
+    def is_own_loop(self) -> bool:
+        """Whether `runner.Recorder` recorded it; its config has any keys, and its evaluation is unknown."""
+        return self.verb == OWN_LOOP
 
     @property
     def is_baseline(self) -> bool:
@@ -115,6 +120,11 @@ class SavedFolder:
         if name not in self._sections:
             self._sections[name] = self._read_section(name)
         return self._sections[name]
+
+    @property
+    def sections(self) -> list[str]:
+        """The top-level keys of its config."""
+        return [*(self._texts or Record(self.folder).config_if_readable)]
 
     def _read_section(self, name: str) -> Any:
         if self._texts is not None and name not in self._texts:

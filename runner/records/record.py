@@ -25,6 +25,8 @@ SIGNED = (CONFIG, OVERRIDES)
 """The files that determine the run; the modules kept with them are signed too."""
 VERB = "verb"
 """In the environment: the verb of the session's command."""
+OWN_LOOP = "own loop"
+"""The verb of a run that `runner.Recorder` recorded: its loop is not this project's."""
 RUN_NAME = "run_name"
 """In the environment: the name of the run."""
 FROM_CHECKPOINT = "from_checkpoint"

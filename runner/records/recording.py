@@ -113,16 +113,24 @@ def recording(job: Job) -> Iterator[Result]:
     """
     folder = Path(job.run_dir)
     before = read_result(folder)
-    meter = LoadMeter() if is_rank_zero() else None
     result = Result("RUNNING", job.run_name, identify(job.experiment.plain), job.overrides, choices=job.choices)
     result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
     result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
+    with kept(result, folder):
+        yield result
+
+
+@contextmanager
+def kept(result: Result, folder: Path) -> Iterator[None]:
+    """Write a result to a run's folder on entry, as RUNNING, and on exit, with how the run ended. All ranks."""
+    before = read_result(folder)
+    meter = LoadMeter() if is_rank_zero() else None
     earlier_seconds = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
     result.reported = before.reported if before is not None else []
     _write(result, folder)
     try:
-        yield result
+        yield
         result.status = "FINISHED"
     except WrongConfig:
         _put_back(before, folder)

@@ -28,8 +28,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.\w+)+")
 
 
-def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the uncommitted modules that a config names, and the uncommitted modules that these import.
+def loose_modules(config: Mapping[str, Any], script: Path | None = None) -> dict[str, bytes]:
+    """Return the uncommitted modules that a config names, a script, and the uncommitted modules that these import.
 
     If a file of a package is uncommitted, the whole package is returned, so that it can be imported; for this project's
     own package, only the uncommitted files. Installed packages are skipped. At most `LIMIT` bytes are kept; a warning
@@ -41,7 +41,9 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
     kept: dict[str, bytes] = {}
     left_out: list[str] = []
     size = 0
-    modules = _modules(_named(config))
+    modules = _modules([*_named(config), *(_imported(script) if script is not None else ())])
+    if script is not None:
+        modules["__main__"] = [script]
     ours = _ours_not_committed() if OURS in modules else ()
     for name, file in (*_not_committed(modules), *ours):
         with suppress(OSError):

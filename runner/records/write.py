@@ -35,21 +35,26 @@ from runner.terminal.console import show_path
 
 log = logging.getLogger("runner")
 
-TRAIN = Command.of("train")
-
 
 def write_record(
     run_dir: Path,
     config: dict[str, Any],
     arguments: list[str],
-    run_name: str = "",
-    command: Command = TRAIN,
+    origin: Mapping[str, Any],
     goes_on_from: Path | None = None,
+    script: Path | None = None,
 ) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
-    An existing record is kept as that of an earlier session. Checkpoints later than `goes_on_from`, which the run
-    resumes from, move to the folder of that session.
+    An existing record is kept as that of an earlier session.
+
+    Args:
+        run_dir: the run's folder.
+        config: the resolved config, as plain values.
+        arguments: the overrides and options from which it was composed.
+        origin: how the session began, for `environment.json`; see `describe_origin`.
+        goes_on_from: the checkpoint that the run resumes from; later ones move to the folder of the earlier session.
+        script: the program, if it is not this project's; it is kept if it is not committed.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -57,25 +62,12 @@ def write_record(
     run_dir.mkdir(parents=True, exist_ok=True)
     session = _keep_earlier(run_dir)
     if session is not None and goes_on_from is not None and goes_on_from.is_relative_to(run_dir.resolve()):
-        from runner.records.set_aside import set_aside_later
-
-        aside = set_aside_later(goes_on_from, session / "checkpoints")
-        if aside:
-            names = ", ".join(aside)
-            folder = show_path(session / "checkpoints")
-            log.warning(
-                "checkpoints later than %s do not belong to the resumed run: moved to %s: %s",
-                goes_on_from.name,
-                folder,
-                names,
-            )
-    code = loose_modules(config)
+        _set_aside(goes_on_from, session)
+    code = loose_modules(config, script)
     files = {
         CONFIG: yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         OVERRIDES: yaml.safe_dump(hidden_everywhere(arguments)).encode(),
-        ENVIRONMENT: json.dumps(
-            {**_describe(command, run_name, goes_on_from), **environment(packages_of(config))}, indent=1
-        ).encode(),
+        ENVIRONMENT: json.dumps({**origin, **environment(packages_of(config))}, indent=1).encode(),
     }
     changes, secrets = without_secrets(patch())
     if secrets:
@@ -105,7 +97,8 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
             logger.log_tags(job.tags)
         logger.log_hyperparameters(_chosen(job))
         run_dir = Path(job.run_dir)
-        files = write_record(run_dir, job.experiment.plain, job.arguments, job.run_name, job.command, goes_on_from)
+        origin = describe_origin(job.command, job.run_name, goes_on_from)
+        files = write_record(run_dir, job.experiment.plain, job.arguments, origin, goes_on_from)
         # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
         files += [*run_dir.glob(f"{SESSIONS}/*/*"), *run_dir.glob(f"{SESSIONS}/*/{CODE}/**/*")]
         for path in files:
@@ -143,7 +136,17 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     return folder
 
 
-def _describe(command: Command, run_name: str, goes_on_from: Path | None) -> dict[str, Any]:
+def _set_aside(goes_on_from: Path, session: Path) -> None:
+    """Move later checkpoints than the one that a run resumes from to the folder of its earlier session."""
+    from runner.records.set_aside import set_aside_later
+
+    folder = session / "checkpoints"
+    if names := ", ".join(set_aside_later(goes_on_from, folder)):
+        reason = "checkpoints later than %s do not belong to the resumed run: moved to %s: %s"
+        log.warning(reason, goes_on_from.name, show_path(folder), names)
+
+
+def describe_origin(command: Command, run_name: str, goes_on_from: Path | None = None) -> dict[str, Any]:
     """Return the command, the run's name, and the checkpoint that the session begins with."""
     return {
         VERB: command.verb,

@@ -31,7 +31,7 @@ from runner.files.whole import write_atomically
 from runner.records.job import Job
 from runner.records.record import Record
 from runner.records.result import read_result
-from runner.records.write import write_record
+from runner.records.write import describe_origin, write_record
 from runner.terminal.answer import set_fields
 from runner.terminal.commands import quoted
 from runner.terminal.console import print_block, show_path
@@ -127,7 +127,8 @@ class Proof:
         self._ranks = job.experiment.launch.processes()
         self._deterministic = bool(job.experiment.trainer.get("deterministic"))
         proved = to_prove(job.experiment, self.asked)
-        write_record(self.folder / "experiment", proved.plain, job.arguments, job.run_name)
+        origin = describe_origin(Command.of("train"), job.run_name)
+        write_record(self.folder / "experiment", proved.plain, job.arguments, origin)
 
     def run(self) -> Verdict:
         """Train, kill, resume and compare; print the progress and return the verdict."""

@@ -56,6 +56,7 @@ NOT_FOLLOWED = {
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
     "sweep=ladder": "tests/sweeps/ladder/test_jobs.py",
     "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
+    "compare outputs/run outputs/by_hand": "tests/recorder/test_own_loop_digests.py",
     "git bisect": "tests/verbs/test_bisected.py",
     "outputs/common ba270": "tests/sweeps/test_forked_jobs.py",
 }

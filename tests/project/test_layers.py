@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sweeps",),
     ("trials",),
     ("history",),
-    ("comparing",),
+    ("comparing", "recorder"),
     ("records",),
     ("config",),
     ("cli",),

@@ -1,0 +1,66 @@
+"""What destinations and digests may read of a loop that is not the Trainer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.checkpoints.digest import LOOP, digest_state, digest_tensors, measure_state
+from runner.timing.time import Timestamp
+
+
+class LoopState:
+    """The attributes of `runner.State` that a recorded loop has.
+
+    Args:
+        config: the config, as plain values.
+        after_batch: the batches that were trained before.
+    """
+
+    train_metrics: Mapping[str, Any] = {}
+    eval_metrics: Mapping[str, Any] = {}
+    algorithms: Sequence[Any] = ()
+
+    def __init__(self, config: dict[str, Any], after_batch: int) -> None:
+        self.config = config
+        self.timestamp = Timestamp(batch=after_batch)
+        self.run_dir = Path()
+        self.run_name = ""
+        self.error: BaseException | None = None
+        self.batch: Any = None
+        self.total_loss = torch.zeros(())
+
+    def watch(self, model: nn.Module, optimizer: Any, scheduler: Any, scaler: Any) -> None:
+        """Set what is digested."""
+        self.unwrapped_model = model
+        self.optimizers = [] if optimizer is None else [optimizer]
+        self.schedulers = [] if scheduler is None else [scheduler]
+        self.scaler = scaler
+        self.device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+
+
+class Watched:
+    """Makes the lines of `digests.jsonl` of a recorded loop.
+
+    Args:
+        interval: batches between two lines.
+        state: the loop's state.
+    """
+
+    def __init__(self, interval: int, state: LoopState) -> None:
+        self.interval = interval
+        self._state = state
+
+    def digests(self, loss: Tensor | float, batch: Any) -> dict[str, Any]:
+        """Return the line for the batch that was just trained. All ranks if the model is sharded."""
+        state: Any = self._state
+        state.batch = batch
+        state.total_loss = loss if isinstance(loss, Tensor) else torch.tensor(loss)
+        unknown = {"algorithms"} if batch is not None else {"algorithms", "content"}
+        known = {name: part for name, part in digest_state(state).items() if name not in unknown}
+        named = {"tensors": digest_tensors(state), "values": measure_state(state)}
+        return {"batch": state.timestamp.batch, LOOP: "own", **known, **named}

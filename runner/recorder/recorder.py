@@ -1,0 +1,321 @@
+"""`Recorder`: gives a training loop of your own what a run has, in two lines and one call per batch."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from pkgutil import resolve_name
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from runner.checkpoints.digest import DIGESTS, append_digests, truncate_digests
+from runner.core.destination import LoggerDestination
+from runner.core.logger import Logger
+from runner.distributed.ranks import get_global_rank
+from runner.failures.checks import check_whole, refuse_if
+from runner.failures.errors import Diverged, wrong_argument
+from runner.files.addresses import hidden_everywhere
+from runner.files.names import RESULT
+from runner.recorder.loop_state import LoopState, Watched
+from runner.records.folder import check_unused, make_run_folder, owned
+from runner.records.listing import OUTPUTS
+from runner.records.record import FROM_BATCH, FROM_CHECKPOINT, OWN_LOOP, RUN_NAME, VERB, Record
+from runner.records.recording import fingerprint, kept
+from runner.records.result import Result, read_result
+from runner.records.write import write_record
+from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
+from runner.training.metric_choice import metrics_named
+from runner.training.metric_direction import sounds_like_loss
+
+_made = 0  # recorders that this process has made
+
+
+class Recorder:
+    """Records a training loop that is not the Trainer's, so that its runs are listed, compared and judged like others.
+
+        recorder = Recorder({"seed": 0, "lr": 0.1})
+        for inputs, targets in loader:
+            ...
+            recorder.batch(loss)
+        recorder.log({"eval/accuracy": accuracy})
+
+    Rank 0 makes a folder in `outputs/` with the config, the command, versions, uncommitted code, and the result. Values
+    go to MLflow through a separate process, like those of a run: the loop waits neither for the device nor for MLflow.
+    On other ranks nothing is written. `runner runs`, `compare`, `verdict` and `table` take the folder; `seed` in the
+    config pairs runs.
+
+    The run ends with `close`, with the `with` block, or with the program. It is FAILED if an exception ended it, KILLED
+    after Ctrl-C or `sys.exit` in a `with` block, DIVERGED if the last loss or the objective is NaN or infinite, and
+    otherwise FINISHED. Without a `with` block, `sys.exit` cannot be told from the end of the program. A process that is
+    killed leaves a run that is listed as cut off.
+
+    Args:
+        config: what defines the run, by name: numbers, texts, lists and mappings. Other values are recorded as text.
+        name: name of the run; empty takes that of its folder.
+        folder: the run's folder; None makes `outputs/<date>/<time>`. A run that is already there goes on.
+        after_batch: batches that were trained before, if the loop goes on from a checkpoint of its own; needs `folder`.
+            What was recorded of later batches is replaced.
+        objective: the metric by which runs are compared; empty takes the first one that is logged.
+        destinations: where values go beside the folder; None means `MLflowLogger()`.
+
+    Attributes:
+        folder: the run's folder on rank 0; None on other ranks.
+
+    Raises:
+        ValueError: `folder` holds something else, or a run with another config though `after_batch` is 0, or no run
+            though it is not.
+        WrongConfig: another process records to `folder`.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        folder: str | Path | None = None,
+        after_batch: int = 0,
+        objective: str = "",
+        destinations: Sequence[LoggerDestination] | None = None,
+    ) -> None:
+        allowed = "must be a mapping from names to values, such as vars(args) or asdict(config)"
+        if config is not None and not isinstance(config, Mapping):
+            raise wrong_argument("config", config, allowed, TypeError)
+        check_whole("after_batch", after_batch, 0, "a number of batches")
+        reason = "must be 0 for a new run; give the folder of the run that goes on"
+        refuse_if(after_batch > 0 and folder is None, "after_batch", after_batch, reason)
+        self.folder: Path | None = None
+        self._state = LoopState(config=to_plain(config or {}), after_batch=after_batch)
+        self._objective = objective
+        self._metrics: dict[str, Tensor | float] = {}
+        self._watched: Watched | None = None
+        self._loss: Tensor | float = 0.0
+        self._version = 0  # of the last loss, to notice that it is changed in place
+        self._exit = ExitStack()
+        self._is_open = True
+        self._process = os.getpid()
+        self._error_before = _last_error()
+        self._destinations: tuple[LoggerDestination, ...] = ()
+        self._result = Result("RUNNING", name, fingerprint(hidden_everywhere(self._state.config)), [])
+        if get_global_rank() == 0:
+            chosen = [resolve_name("runner.callbacks:MLflowLogger")()] if destinations is None else destinations
+            self._destinations = tuple(chosen)
+            self.folder = self._open(folder, name)
+        self._logger = Logger(self._state, self._destinations)  # type: ignore[arg-type]
+        self._began = time.perf_counter()
+        if self.folder is not None:
+            self._begin(self.folder)
+
+    def batch(self, loss: Tensor | float, batch: Any = None, **metrics: Tensor | float) -> None:
+        """Record a trained batch, without reading anything from the device, except for digests.
+
+        Call it after the optimizer's step, before the schedule's step, and before gradients are cleared: digests then
+        hold what this batch was trained with.
+
+        Args:
+            loss: the loss of the batch; rank 0's is recorded. The tensor must not change afterwards.
+            batch: the batch, if its digest is wanted; see `watch`.
+            metrics: further values of this batch, such as the learning rate, by their keys.
+
+        Raises:
+            ValueError: `loss` has several elements, or the last one was changed in place.
+        """
+        state = self._state
+        state.timestamp = state.timestamp.to_next_batch()
+        last = self._loss
+        if isinstance(last, Tensor) and last._version != self._version:
+            raise wrong_argument("loss", last, "this tensor was changed after it was recorded; give loss.clone()")
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
+            loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
+            self._version = loss._version
+        self._loss = loss
+        self._logger.log_uncopied({"loss/train/total": loss})
+        if metrics:
+            self._logger.log_metrics(metrics)
+        if self._watched is not None and state.timestamp.batch % self._watched.interval == 0:
+            self._write_digests(self._watched, batch)
+
+    def log(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """Log results at the current batch, such as `{"eval/accuracy": 0.9, "eval/loss": 0.3}`.
+
+        The last value of each is in the run's result. Values of one rank are not averaged with those of others.
+
+        Raises:
+            ValueError: a name is not `label/metric`, or a tensor has several elements.
+        """
+        for name in metrics:
+            if not all(name.partition("/")):
+                raise wrong_argument("name", name, "must be label/metric, such as eval/accuracy")
+        self._logger.log_metrics({_key_of(name): value for name, value in metrics.items()})
+        for name, value in metrics.items():
+            self._metrics[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
+
+    def watch(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        interval: int = 1,
+    ) -> None:
+        """Write digests of gradients, weights, optimizer, generators, loss and batch to `digests.jsonl`.
+
+        `runner compare` then names the first batch and the first tensors in which two loops differ, or a loop and a run
+        with `+callbacks=state_digest callbacks.state_digest.tensors=true`. Each digest copies all this to the host.
+
+        Args:
+            model: the model that is trained; sharded ones need this call, and `batch`, on all ranks.
+            optimizer: its optimizer.
+            scheduler: its learning rate schedule, if `state_dict` tells its position.
+            scaler: the scaler of fp16 training.
+            interval: batches between two digests.
+        """
+        check_whole("interval", interval, 1, "a number of batches")
+        self._watched = Watched(interval, self._state)
+        self._state.watch(model, optimizer, scheduler, scaler)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the run, with the error that ended it if there was one, and wait until MLflow has its values."""
+        if not self._is_open or os.getpid() != self._process:
+            return
+        self._is_open = False
+        atexit.unregister(self._close_at_exit)
+        if self.folder is not None and (self.folder / DIGESTS).exists():
+            self._logger.log_artifact(self.folder / DIGESTS)
+        try:
+            self._measure()
+            self._state.error = error or self._divergence()
+            self._logger.close()
+            for destination in self._destinations:
+                destination.close(self._state, self._logger)  # type: ignore[arg-type]
+        finally:
+            error = self._state.error
+            self._exit.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        for destination in self._destinations:
+            destination.post_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def _open(self, typed: str | Path | None, name: str) -> Path:
+        """Make or check the folder, lock it, and write the record and the result into it. Rank 0."""
+        global _made
+        _made += 1
+        folder = Path(make_run_folder(OUTPUTS, f"/recorder/{_made}") if typed is None else typed).absolute()
+        _check_folder(folder, self._result.identity, self._state.timestamp.batch)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._exit.enter_context(owned(folder))
+        state = self._state
+        state.run_dir = folder
+        state.run_name = self._result.name = name or folder.name
+        command = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]
+        origin = {
+            VERB: OWN_LOOP,
+            "command": shlex.join(hidden_everywhere(command)),
+            RUN_NAME: state.run_name,
+            FROM_CHECKPOINT: None,
+            FROM_BATCH: state.timestamp.batch,
+        }
+        program = getattr(sys.modules["__main__"], "__file__", None)  # none in a notebook
+        script = None if program is None else Path(program).absolute()
+        self._files = write_record(folder, state.config, [], origin, script=script)
+        if (folder / DIGESTS).exists():
+            truncate_digests(folder / DIGESTS, state.timestamp.batch)
+        self._exit.enter_context(kept(self._result, folder))
+        return folder
+
+    def _begin(self, folder: Path) -> None:
+        """Open the destinations, and close the run at the end of the program at the latest. Rank 0."""
+        for destination in self._destinations:
+            destination.warm_up()
+            destination.init(self._state, self._logger)  # type: ignore[arg-type]
+            destination.after_load(self._state, self._logger)  # type: ignore[arg-type]
+        for path in self._files:
+            self._logger.log_artifact(path, str("record" / path.parent.relative_to(folder)))
+        # Starts the logger's thread, whose own handler must run after the one below.
+        self._logger.log_uncopied({})
+        atexit.register(self._close_at_exit)
+        print_to_stderr(f"INFO: recorded in {show_path(folder)}")
+
+    def _write_digests(self, watched: Watched, batch: Any) -> None:
+        entry = watched.digests(self._loss, batch)
+        if self.folder is not None:
+            append_digests(self.folder / DIGESTS, entry)
+
+    def _measure(self) -> None:
+        """Fill in the result: last metrics, objective, batches and seconds. Waits for the device."""
+        result = self._result
+        result.metrics |= {name: float(value) for name, value in self._metrics.items()}
+        result.lower = sorted(name for name in result.metrics if sounds_like_loss(name.partition("/")[2]))
+        result.batches = self._state.timestamp.batch
+        result.seconds += time.perf_counter() - self._began
+        for name in metrics_named(self._objective, result.metrics) if self._objective else [*result.metrics][:1]:
+            result.objective_name = name
+            result.objective = result.metrics[name]
+            result.objectives = {name: result.metrics[name]}
+            result.lower_is_better = name in result.lower
+
+    def _divergence(self) -> Diverged | None:
+        """Return an error if the last loss or the objective is not finite."""
+        for name, value in {"the loss of the last batch": float(self._loss), **self._result.objectives}.items():
+            if not math.isfinite(value):
+                return Diverged(f"the run has diverged: {name} is {value}")
+        return None
+
+    def _close_at_exit(self) -> None:
+        error = _last_error()
+        self.close(None if error is self._error_before else error)
+
+
+def to_plain(value: Any) -> Any:
+    """Return nested mappings and lists of numbers and texts; any other value becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [to_plain(item) for item in value]
+    return value if value is None or type(value) in (bool, int, float, str) else str(value)
+
+
+def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
+    """Check that a folder is free, or holds a run of this kind that goes on."""
+    shown = str(folder)
+    before = read_result(folder)
+    if before is None:
+        refuse_if(after_batch > 0, "folder", shown, f"no run to go on with after batch {after_batch}")
+        names = [path.name for path in folder.glob("*") if not path.name.startswith(".")]
+        if (folder / RESULT).exists() or names:
+            check_unused(folder)
+        return
+    verb = Record(folder).verb
+    reason = f"holds a run of `runner {verb}`; choose a new folder"
+    refuse_if(verb != OWN_LOOP, "folder", shown, reason)
+    reason = "holds a run with another config; choose a new folder, or say with after_batch where it goes on"
+    refuse_if(before.identity != identity and after_batch == 0, "folder", shown, reason)
+
+
+def _key_of(name: str) -> str:
+    """Return the key under which a run logs a metric: `loss/eval/total` for `eval/loss`."""
+    label, _, metric = name.partition("/")
+    return f"loss/{label}/total" if metric == "loss" else f"metrics/{name}"
+
+
+def _last_error() -> BaseException | None:
+    """Return the last exception that nothing caught, which ends a program."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

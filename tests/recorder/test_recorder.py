@@ -1,0 +1,271 @@
+"""The record of a loop by hand: its folder, how it ended, MLflow, ranks, and going on after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from python_process import PATIENCE
+from stores import query
+from torch import nn
+
+from runner import Recorder
+from runner.checkpoints.digest import read_digests
+from runner.failures.errors import WrongConfig
+from runner.records.listing import SavedFolder
+from runner.records.record import Record
+from runner.records.result import Result, read_result
+from runner.verbs.compare import difference
+
+LOOP = '''
+"""A loop by hand, which goes on from its own checkpoint."""
+import os, signal, sys
+import torch
+from torch import nn
+import helper
+from runner import Recorder
+
+ends, after = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if after:
+    model.load_state_dict(torch.load("own.pt", weights_only=True))
+recorder = Recorder({"seed": 0, "lr": 0.1, "model": {"bias": True}}, folder="run", after_batch=after)
+recorder.watch(model, optimizer)
+for number in range(after + 1, 7):
+    inputs = torch.full((2, 3), float(number))
+    loss = model(inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    recorder.batch(loss, inputs, lr=0.1)
+    if number == 3:
+        torch.save(model.state_dict(), "own.pt")
+    if number == 5 and ends == "killed":
+        recorder._logger.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 5 and ends == "failed":
+        raise ArithmeticError("it fails")
+recorder.log({"eval/accuracy": torch.tensor(0.75), "eval/loss": 0.5})
+'''
+
+
+def result_of(folder: Path) -> Result:
+    result = read_result(folder)
+    assert result is not None
+    return result
+
+
+def run_loop(folder: Path, ends: str = "finished", after: int = 0) -> int:
+    (folder / "loop.py").write_text(LOOP)
+    (folder / "helper.py").write_text("VALUE = 1\n")
+    return subprocess.run([sys.executable, "loop.py", ends, str(after)], cwd=folder, timeout=PATIENCE).returncode
+
+
+def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(tmp_path: Path):
+    assert run_loop(tmp_path) == 0
+    run = tmp_path / "run"
+    result = result_of(run)
+    assert (result.status, result.batches, result.metrics) == ("FINISHED", 6, {"eval/accuracy": 0.75, "eval/loss": 0.5})
+    assert (result.objective_name, result.objective, result.lower) == ("eval/accuracy", 0.75, ["eval/loss"])
+    assert result.seconds > 0 and result.name == "run"
+    record = Record(run)
+    assert record.config == {"seed": 0, "lr": 0.1, "model": {"bias": True}} and record.is_own
+    assert record.environment["command"].endswith("loop.py finished 0")
+    assert {name for name in record.code if not name.startswith("runner/")} == {"loop.py", "helper.py"}
+    store = tmp_path / "outputs" / "mlflow.db"
+    losses = query(store, "SELECT step FROM metrics WHERE key = 'loss/train/total' ORDER BY step")
+    assert losses == [(number,) for number in range(1, 7)]
+    latest = dict(query(store, "SELECT key, value FROM latest_metrics WHERE key NOT LIKE 'system%'"))
+    assert latest.keys() >= {"lr", "metrics/eval/accuracy", "loss/eval/total", "best/eval/accuracy"}
+    assert dict(query(store, "SELECT key, value FROM params")).items() >= {"lr": "0.1", "model.bias": "true"}.items()
+    assert query(store, "SELECT status FROM runs") == [("FINISHED",)]
+    assert len(read_digests(run)) == 6
+
+
+def test_a_killed_loop_goes_on_as_if_it_had_not_been_killed(tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    assert run_loop(whole) == 0
+    assert run_loop(killed, "killed") == -signal.SIGKILL
+    assert SavedFolder(killed / "run", read_result(killed / "run")).status == "cut off"
+    assert run_loop(killed, after=3) == 0
+    assert difference(whole / "run", killed / "run").is_none
+    assert result_of(killed / "run").status == "FINISHED"
+    assert Record(killed / "run").began_after == 3 and (killed / "run" / "sessions" / "1").is_dir()
+    losses = "SELECT step, value FROM metrics WHERE key = 'loss/train/total' ORDER BY step"
+    store = Path("outputs", "mlflow.db")
+    assert query(killed / store, losses) == query(whole / store, losses)  # no batch twice
+    assert query(killed / store, "SELECT status FROM runs") == [("FINISHED",)]  # one run in MLflow
+
+
+def test_an_exception_that_nothing_catches_ends_a_loop_as_failed(tmp_path: Path):
+    assert run_loop(tmp_path, "failed") == 1
+    result = result_of(tmp_path / "run")
+    assert (result.status, result.batches) == ("FAILED", 5)
+    assert result.message == "ArithmeticError: it fails" and "loop.py" in result.trace
+    assert query(tmp_path / "outputs" / "mlflow.db", "SELECT status FROM runs") == [("FAILED",)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError("wrong"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (None, "FINISHED")]
+)
+def test_a_with_block_records_how_it_ended(tmp_path: Path, error: BaseException | None, status: str):
+    def loop() -> None:
+        with Recorder(folder=tmp_path / "run", destinations=[]) as recorder:
+            recorder.batch(1.0)
+            if error is not None:
+                raise error
+
+    if error is None:
+        loop()
+    else:
+        with pytest.raises(type(error)):
+            loop()
+    assert result_of(tmp_path / "run").status == status
+
+
+@pytest.mark.parametrize(("loss", "accuracy"), [(float("nan"), 0.5), (1.0, float("inf"))])
+def test_a_loss_or_an_objective_that_is_not_finite_diverges(tmp_path: Path, loss: float, accuracy: float):
+    with Recorder(folder=tmp_path / "run", destinations=[]) as recorder:
+        recorder.batch(torch.tensor(loss))
+        recorder.log({"eval/accuracy": accuracy})
+    assert result_of(tmp_path / "run").status == "DIVERGED"
+
+
+def test_any_mapping_is_a_config(tmp_path: Path):
+    config = {"device": torch.device("cpu"), "sizes": (1, 2), 3: {"rate": 1e-3}, "password": "http://me:secret@host"}
+    with Recorder(config, folder=tmp_path / "run", destinations=[]):
+        pass
+    recorded = Record(tmp_path / "run").config
+    assert recorded["device"] == "cpu" and recorded["sizes"] == [1, 2] and recorded["3"] == {"rate": 0.001}
+    assert "secret" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def make(folder: Path, **arguments: Any) -> Recorder:
+    return Recorder({"lr": 0.1}, folder=folder, destinations=[], **arguments)
+
+
+def test_a_recorder_refuses_what_it_cannot_record(tmp_path: Path, run_here: Any):
+    with pytest.raises(TypeError, match=r"config=.* must be a mapping .*vars\(args\)"):
+        Recorder(object())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="after_batch=3: must be 0 for a new run"):
+        Recorder(after_batch=3)
+    with pytest.raises(ValueError, match="no run to go on with after batch 3"):
+        make(tmp_path / "none", after_batch=3)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.yaml").write_text("mine")
+    with pytest.raises(WrongConfig, match="which no run has written"):
+        make(tmp_path / "full")
+    with make(tmp_path / "run") as recorder:
+        with pytest.raises(ValueError, match=r"loss=\(2,\): .* give one number, its mean"):
+            recorder.batch(torch.zeros(2))
+        with pytest.raises(ValueError, match="name='accuracy': must be label/metric"):
+            recorder.log({"accuracy": 0.5})
+        running = torch.zeros(())
+        recorder.batch(running)
+        running += 1
+        with pytest.raises(ValueError, match=r"changed after it was recorded; give loss.clone\(\)"):
+            recorder.batch(running)
+    with pytest.raises(ValueError, match="holds a run with another config"):
+        Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[])
+    with Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[], after_batch=1):
+        pass  # a run that goes on may change its config
+    for verb in ("resume", "rerun", "eval", "predict"):
+        refused = run_here(verb, "run", code=2)
+        assert "runner.Recorder recorded this run of another loop" in refused.err, verb
+
+
+def test_loops_are_listed_and_judged_like_runs(tmp_path: Path, run_here: Any):
+    for rate, gain in ((0.1, 0.0), (0.2, 0.1)):
+        for seed in range(6):
+            config = {"seed": seed, "optimizer": {"lr": rate}}
+            with Recorder(config, folder=f"outputs/{rate}-{seed}", destinations=[]) as recorder:
+                recorder.batch(1.0)
+                recorder.log({"eval/accuracy": 0.5 + gain + seed / 100})
+    assert "6 of 12 runs" in run_here("runs", "accuracy>0.56", "optimizer.lr=0.2", code=0).out
+    verdict = json.loads(run_here("verdict", "optimizer.lr=0.1", "optimizer.lr=0.2", "--json", code=0).out)
+    assert verdict["result"]["comparisons"][0]["verdict"] == "better"
+    table = run_here("table", "--rows", "optimizer.lr", code=0).out
+    assert "0.525" in table and "0.625" in table
+    with Recorder({"seed": 9}, folder="outputs/longer", destinations=[]) as recorder:
+        for _ in range(2):
+            recorder.batch(1.0)
+        recorder.log({"eval/accuracy": 0.9})
+    refused = run_here("verdict", "outputs/0.1-0", "outputs/longer", code=125)
+    assert "have different budgets: 1ba and 2ba" in refused.err
+
+
+def test_only_rank_zero_records(tmp_path: Path, run_ranks: Any):
+    def program() -> None:
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        from runner import Recorder
+
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = Recorder({"seed": 0})
+        recorder.watch(model, optimizer)
+        loss = torch.zeros(())
+        for _ in range(3):
+            inputs = torch.full((1, 2), dist.get_rank() + 1.0)
+            loss = model(inputs).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            recorder.batch(loss, inputs)
+        recorder.log({"eval/loss": loss})
+        recorder.close()
+        assert (recorder.folder is None) is (dist.get_rank() == 1)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    run_ranks(program)
+    (folder,) = tmp_path.glob("outputs/2*/*")
+    assert (result_of(folder).status, result_of(folder).batches) == ("FINISHED", 3)
+    assert Record(folder).ranks == 2
+    lines = read_digests(folder)
+    assert [line["batch"] for line in lines] == [1, 2, 3]
+    assert {*lines[0]["tensors"]["weights"]} == {"weight", "bias"}  # without DDP's prefix
+
+
+def test_digests_are_written_at_the_interval(tmp_path: Path):
+    model = nn.Linear(2, 1)
+    with Recorder(folder=tmp_path / "run", destinations=[]) as recorder:
+        recorder.watch(model, interval=2)
+        for _ in range(5):
+            recorder.batch(model(torch.ones(1, 2)).sum())
+    lines = read_digests(tmp_path / "run")
+    assert [line["batch"] for line in lines] == [2, 4]
+    assert "content" not in lines[0] and lines[0]["tensors"]["optimizer"] == {}
+
+
+def test_another_process_neither_ends_nor_enters_a_run(tmp_path: Path):
+    recorder = make(tmp_path / "run")
+    child = os.fork()
+    if not child:
+        recorder.close()
+        try:
+            make(tmp_path / "run")
+        except WrongConfig as error:
+            os._exit(0 if "another process is training this run" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert result_of(tmp_path / "run").status == "RUNNING"
+    recorder.close()
+    assert result_of(tmp_path / "run").status == "FINISHED"

@@ -11,7 +11,6 @@ import hashlib
 import json
 import platform
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.callbacks._run_description import describe_run
 from runner.files.git import git, root_of, submodules
-from runner.terminal.commands import sweep_arguments
+from runner.terminal.commands import show_typed, typed_command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,14 +93,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def typed_command() -> list[str]:
-    """Return the command as the user typed it, interpreter first; in a launched job, the sweep's command."""
-    return [sys.orig_argv[0], "-m", "runner", *sweep_arguments] if sweep_arguments else sys.orig_argv
-
-
 def note_command() -> str:
     """Return the command as inline code in Markdown, because MLflow does not wrap code blocks."""
-    return f"`` {show_command(typed_command())} ``"
+    return f"`` {show_typed(typed_command())} ``"
 
 
 def typed_overrides() -> dict[str, str]:
@@ -188,7 +182,7 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
     The command begins with the interpreter; the commit is that of the repository that contains `cwd`.
     """
     tags = {
-        "mlflow.source.name": show_command(command),
+        "mlflow.source.name": show_typed(command),
         "mlflow.source.type": "JOB",  # for LOCAL, the UI would cut the command at its last slash
         "host": platform.node(),
         "python": platform.python_version(),
@@ -198,12 +192,6 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
     with contextlib.suppress(PackageNotFoundError):  # a build from source may have no metadata
         tags["torch"] = version("torch")
     return tags | git_tags(cwd, run_dir)
-
-
-def show_command(command: Sequence[str]) -> str:
-    """Return a command as typed, without the folders of the interpreter or of the `runner` script."""
-    program = command[1:] if command[1:] and Path(command[1]).name == "runner" else command
-    return shlex.join([*(Path(word).name for word in program[:1]), *program[1:]]) or "python"
 
 
 def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:

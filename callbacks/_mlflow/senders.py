@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.callbacks._mlflow.delivery import Delivery
-from runner.callbacks._mlflow.description import typed_command
 from runner.callbacks._mlflow.spool import SPOOL, has_trainer, open_log, read_sent
 from runner.callbacks._mlflow.target import (
     FILE,
@@ -38,6 +37,7 @@ from runner.failures.errors import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.whole import read_object
 from runner.libraries.importing import importing
+from runner.terminal.commands import typed_command
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 

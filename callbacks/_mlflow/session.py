@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runner.callbacks._mlflow.description import typed_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.callbacks._mlflow.target import make_target, read_identity, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
@@ -23,7 +22,7 @@ from runner.failures.errors import SessionOver
 from runner.failures.exits import is_expected_exit
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_atomically
-from runner.terminal.commands import show_command
+from runner.terminal.commands import show_command, typed_command
 
 log = logging.getLogger("runner")
 

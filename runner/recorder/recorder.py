@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from runner.records.record import FROM_BATCH, FROM_CHECKPOINT, OWN_LOOP, RUN_NAM
 from runner.records.recording import fingerprint, kept
 from runner.records.result import Result, read_result
 from runner.records.write import write_record
+from runner.terminal.commands import show_typed, typed_command
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 from runner.training.metric_choice import metrics_named
@@ -225,10 +225,9 @@ class Recorder:
         state = self._state
         state.run_dir = folder
         state.run_name = self._result.name = name or folder.name
-        command = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]
         origin = {
             VERB: OWN_LOOP,
-            "command": shlex.join(hidden_everywhere(command)),
+            "command": show_typed(hidden_everywhere(typed_command())),
             RUN_NAME: state.run_name,
             FROM_CHECKPOINT: None,
             FROM_BATCH: state.timestamp.batch,

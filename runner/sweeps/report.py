@@ -1,38 +1,69 @@
-"""The report of a sweep: an HTML file with its settings, plot and jobs, and the plot as separate files."""
+"""The report of a sweep: a page for colleagues with question, answer, pictures and jobs, and the pictures as files."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_atomically
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
+from runner.records.record import Record
 from runner.sweeps.analysis import Analysis
-from runner.sweeps.names import show_value
+from runner.sweeps.decide.outcome import introduce
+from runner.sweeps.names import short_names, show_value
 from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.plot import draw
-from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
+from runner.sweeps.settings import (
+    Setting,
+    SweepJob,
+    Table,
+    describe_ties,
+    lower_is_better,
+    objective_name,
+    without_empty,
+)
 from runner.sweeps.sweep import Sweep
+from runner.terminal.commands import show_typed, typed_command
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d2733; max-width: 1180px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.5em; overflow-wrap: anywhere } h2 { font-size: 1.15em; margin-top: 2em }
+h1 { font-size: 1.5em; overflow-wrap: anywhere } h2 { font-size: 1.15em; margin-top: 2em; break-after: avoid }
 svg { width: 100%; height: auto }
 div { overflow-x: auto }
 table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabular-nums }
 th, td { padding: 0.25em 0.8em; text-align: right; border-bottom: 1px solid #dfe4ea; white-space: nowrap }
-th { background: #f2f5f8 } .text { text-align: left }
-.settings tbody tr:first-child { font-weight: bold }
+th { background: #f2f5f8 } .text { text-align: left } tr, div { break-inside: avoid }
+.answer { font-size: 1.15em } .settings tbody tr:first-child { font-weight: bold }
+dt { font-weight: bold; float: left; clear: left; width: 6em } dd { margin: 0 0 0.2em 7em; overflow-wrap: anywhere }
+@media (max-width: 600px) { body { font-size: 14px; margin: 1em auto } .pictures svg { width: 800px } }
+@media print { body { margin: 0; max-width: none } div { overflow: visible } td { white-space: normal } }
 """
+VERDICTS = """A verdict compares a setting with the first, over equal seeds. <em>tied</em>: the difference may be
+chance, so either may be better. <em>worse</em>: it is not, at a level of 5 % for all settings together.
+<em>leads</em>: first, but tied with others. <em>best</em>: all others are worse."""
 
 
 def write_report(
-    sweep: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], analysis: Analysis | None = None
+    sweep: Sweep,
+    settings: Sequence[Setting],
+    tables: Mapping[str, Table],
+    analysis: Analysis | None = None,
+    ui_commands: Sequence[str] = (),
 ) -> list[Path]:
     """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
+
+    Args:
+        sweep: the sweep.
+        settings: its settings, best first.
+        tables: its tables by name: `settings` and `jobs`.
+        analysis: what a ladder or a decision has found out.
+        ui_commands: commands or addresses that show the runs in other programs.
 
     Raises:
         OSError: a file cannot be written.
@@ -47,15 +78,28 @@ def write_report(
     if analysis is not None:
         figures[analysis.name] = analysis.draw()
     pictures = {f"{name}.{kind}": render(figure, kind) for name, figure in figures.items() for kind in ("svg", "png")}
-    page = describe(sweep, settings, tables, _inline(pictures["report.svg"]))
-    if analysis is not None:
-        section = _describe_analysis(analysis, _inline(pictures[f"{analysis.name}.svg"]))
-        page = page.replace("<h2>", f"{section}<h2>", 1)
+    sections = [
+        _answer(sweep, settings, analysis),
+        _facts(sweep, jobs, ui_commands),
+        *([] if analysis is None else [_analysis(analysis, _inline(pictures[f"{analysis.name}.svg"]))]),
+        f'<div class="pictures">{_inline(pictures["report.svg"])}</div>',
+        _settings(objective, tables["settings"]),
+        _jobs(tables["jobs"]),
+    ]
+    page = _page(sweep.name, sections)
     files = []
     for name, content in {"report.html": page.encode(), **pictures}.items():
         files.append(sweep.folder / name)
         write_atomically(files[-1], content)
     return files
+
+
+def _page(title: str, sections: Sequence[str]) -> str:
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title><style>{STYLE}</style></head><body>
+{"".join(f"{section.strip()}{chr(10)}" for section in sections)}</body></html>
+"""
 
 
 def _inline(svg: bytes) -> str:
@@ -64,13 +108,13 @@ def _inline(svg: bytes) -> str:
     return text[text.index("<svg") :]
 
 
-def _describe_analysis(analysis: Analysis, svg: str) -> str:
-    """Return the section of the page about an analysis."""
+def _analysis(analysis: Analysis, svg: str) -> str:
+    """Return the section about an analysis."""
     paragraphs = "".join(
         f"<p>{escape(f'{label}: ' if label else '')}{escape(text)}</p>\n" for label, text in analysis.lines
     )
     return f"""<h2>{analysis.name.capitalize()}</h2>
-{paragraphs}<div>{svg}</div>
+{paragraphs}<div class="pictures">{svg}</div>
 {_tabulate(*analysis.table, kind=analysis.name)}
 """
 
@@ -81,47 +125,93 @@ def curve_key(objective: str) -> str:
     return f"loss/{label}/total" if name == "loss" else f"metrics/{objective}"
 
 
-def describe(sweep: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], svg: str) -> str:
-    """Return the page. Names and values come from users, and are escaped."""
+def _answer(sweep: Sweep, settings: Sequence[Setting], analysis: Analysis | None) -> str:
+    """Return the question and the answer. Names and values come from users, and are escaped."""
     jobs = [job for setting in settings for job in setting.jobs]
     best = settings[0]
+    objective = objective_name(jobs)
+    better = "lowest" if lower_is_better(jobs, sweep) else "highest"
+    keys = " and ".join(short_names(sorted({key for setting in settings for key in setting.values})).values())
+    question = f"Which {keys} has the {better} {objective}?" if keys else f"{objective} over {len(jobs)} runs"
+    spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
+    value = f"{escape(objective)} {best.mean:.4g}{spread}, n = {len(best.objectives)}"
+    verb = {"best": "is the best", "leads": "leads"}.get(best.verdict, "comes first")
+    ties = "".join(f" {escape(line)}." for line in describe_ties(settings))
     missing = sum(not setting.objectives for setting in settings)
     without = f" {missing} of the settings have no result, and are not in the pictures." if missing else ""
-    spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
+    answer = f"<b>{escape(best.name)}</b> {verb}: {value}.{ties}" if keys else f"Mean: {value}."
+    if analysis is not None and analysis.lines:
+        answer = f"<b>{escape(analysis.lines[0][1])}</b>."
+    if sweep.contest is not None:
+        answer += "".join(f"<br>{escape(line)}" for line in introduce(sweep.contest))
     objectives = several_objectives(settings, sweep)
     names = escape(", ".join(setting.name for setting in find_front(settings, objectives)))
     front = f"<p>Pareto front of {escape(' and '.join(objectives))}: {names}.</p>" if objectives else ""
-    better = "lower" if lower_is_better(jobs, sweep) else "higher"
-    objective = escape(objective_name(jobs))
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(sweep.name)}</title><style>{STYLE}</style></head><body>
-<h1>{escape(sweep.name)}</h1>
-<p>{len(settings)} settings, {len(jobs)} jobs, compared by {objective}: {better} is better.{without}</p>
-<p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
-{front}
-<div>{svg}</div>
-<h2>Settings, best first</h2>
-<p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their
-sample standard deviation. Settings with a missing result are ranked after complete ones.</p>
-{_tabulate(*tables["settings"], kind="settings")}
-<h2>Jobs</h2>
-<details><summary>{len(jobs)} jobs with all their metrics</summary>{_tabulate(*tables["jobs"], kind="jobs")}</details>
-</body></html>
-"""
+    return f"""<h1>{escape(question)}</h1>
+<p class="answer">{answer}</p>
+<p>{escape(sweep.name)}: {len(settings)} settings, {len(jobs)} jobs.{without}</p>
+{front}"""
 
 
-def _tabulate(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str) -> str:
+def _facts(sweep: Sweep, jobs: Sequence[SweepJob], ui_commands: Sequence[str]) -> str:
+    """Return a list of how the sweep was made, and where its runs are."""
+    record = Record(sweep.folder / jobs[0].result.name).environment
+    packages = record.get("packages")
+    versions = {"python": record.get("python"), **(packages if isinstance(packages, dict) else {})}
+    times = sorted(job.result.started for job in jobs if job.result.started)
+    days = [datetime.datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M %Z") for time in times]
+    facts = {
+        "command": show_typed(hidden_everywhere(typed_command())),
+        "trained": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+        "machine": _machine(record),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "commit": str(record.get("git_commit") or ""),
+    }
+    rows = [(name, escape(text)) for name, text in facts.items() if text]
+    is_address = {text: text.startswith(("http://", "https://")) for text in ui_commands}
+    rows += [("compare", _link(text) if is_address[text] else f"<code>{escape(text)}</code>") for text in ui_commands]
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{text}</dd>\n" for name, text in rows) + "</dl>"
+
+
+def _machine(record: Mapping[str, Any]) -> str:
+    """Return a machine as text from the record of an environment, which may be damaged; empty if it is unknown."""
+    host, cpus, gpus = (record.get(key) for key in ("host", "cpus", "gpus"))
+    if not isinstance(host, str) or not isinstance(cpus, int):
+        return ""
+    return ", ".join([host, f"{cpus} cores", *(map(str, gpus) if isinstance(gpus, list) else ())])
+
+
+def _link(address: str, text: str = "") -> str:
+    return f'<a href="{escape(address)}">{escape(text or address)}</a>'
+
+
+def _settings(objective: str, table: Table) -> str:
+    """Return the section with the settings."""
+    verdicts = f"\n{VERDICTS}" if "verdict" in without_empty(*table)[0] else ""
+    return f"""<h2>Settings, best first</h2>
+<p>Jobs that differ only in seed or fold are one setting. {escape(objective)} is the mean over its n runs, the spread
+their sample standard deviation. Settings with a missing result are ranked after complete ones.{verdicts}</p>
+{_tabulate(*table, kind="settings")}"""
+
+
+def _jobs(table: Table) -> str:
+    """Return the section with the jobs, each with a link to its folder."""
+    rows = _tabulate(*table, kind="jobs", link=True)
+    return f"""<h2>Jobs</h2>
+<details><summary>{len(table[1])} jobs with all their metrics, and their folders</summary>{rows}</details>"""
+
+
+def _tabulate(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str, link: bool = False) -> str:
+    """Return a table; with `link`, the first cell of a row is the name of a folder, and a link to it."""
     columns, rows = without_empty(columns, rows)
     is_text = [any(isinstance(row[index], str) for row in rows) for index in range(len(columns))]
     starts = ['<{} class="text">' if has_text else "<{}>" for has_text in is_text]
     head = "".join(f"{start.format('th')}{escape(column)}</th>" for start, column in zip(starts, columns, strict=True))
-    body = "\n".join(
-        "<tr>"
-        + "".join(
-            f"{start.format('td')}{'' if value is None else escape(show_value(value))}</td>"
-            for start, value in zip(starts, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        cells = ["" if value is None else escape(show_value(value)) for value in row]
+        if link:
+            cells[0] = _link(f"{quote(str(row[0]))}/", str(row[0]))
+        lines.append("".join(f"{start.format('td')}{cell}</td>" for start, cell in zip(starts, cells, strict=True)))
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'

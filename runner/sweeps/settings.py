@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from runner.sweeps.names import describe, short_names, show_value, swept_values
 from runner.sweeps.sweep import Sweep
 
 Table = tuple[list[str], list[list[Any]]]
+SHOWN_TIES = 3
 REPEATED = (SEED, FOLD)
 """Keys that repeat a setting: jobs that differ in no other key are the same setting."""
 
@@ -146,6 +147,26 @@ def judge(settings: Sequence[Setting]) -> list[Setting]:
     verdicts = {setting.name: "tied" if is_tied else "worse" for setting, is_tied in zip(judged, ties, strict=True)}
     verdicts[leader.name] = "leads" if any(ties) else "best"
     return [replace(setting, verdict=verdicts.get(setting.name, "")) for setting in settings]
+
+
+def describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield a line with the settings that may be as good as the first, and the number of seeds that could decide."""
+    tied = [setting.name for setting in settings if setting.verdict == "tied"]
+    if not tied:
+        return
+    names = list_first(tied)
+    compared = sum(bool(setting.verdict) for setting in settings) - 1
+    from runner.comparing.decision import LEVEL, count_needed
+
+    least = count_needed(math.inf, LEVEL / compared)
+    n = len(settings[0].scores)
+    too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
+    yield f"{names} may be as good{too_few}"
+
+
+def list_first(names: Sequence[str]) -> str:
+    """Return the first few names, and the number of further ones."""
+    return ", ".join(names[:SHOWN_TIES]) + (f" and {len(names) - SHOWN_TIES} more" if len(names) > SHOWN_TIES else "")
 
 
 def objective_name(jobs: Sequence[SweepJob]) -> str:

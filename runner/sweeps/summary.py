@@ -6,10 +6,9 @@ import csv
 import io
 import json
 import logging
-import math
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,9 @@ from runner.sweeps.plan import name_job_in
 from runner.sweeps.settings import (
     Setting,
     SweepJob,
+    describe_ties,
     group_jobs,
+    list_first,
     lower_is_better,
     metrics_of,
     objective_name,
@@ -48,7 +49,6 @@ from runner.terminal.text import Column, draw_table, print_to_stderr
 log = logging.getLogger("runner")
 
 SHOWN = 25  # settings in the table on the terminal
-SHOWN_TIES = 3
 SHOWN_METRICS = 3  # besides the objective, if they fit
 
 
@@ -148,7 +148,7 @@ def _summarize(
     if settings[0].objectives:
         from runner.sweeps.report import write_report
 
-        files += write_report(sweep, settings, tables, analysis)
+        files += write_report(sweep, settings, tables, analysis, _ui_commands(sweep))
     summary = SweepSummary(
         folder=sweep.folder,
         sweep=sweep.id,
@@ -257,10 +257,10 @@ def _print(
         spread = f" +- {best.spread:.2g} over {len(best.objectives)} runs" if best.spread is not None else ""
         name = f"{best.name}: " if best.values else ""
         rows.append(("best" if name else "mean", f"{name}{objective_name(jobs)} {best.mean:.4g}{spread}"))
-    rows += [("tied", line) for line in _describe_ties(settings)]
+    rows += [("tied", line) for line in describe_ties(settings)]
     if objectives := several_objectives(settings, sweep):
         front = [setting.name for setting in find_front(settings, objectives)]
-        rows.append(("front", f"{_shortened(front)}: none is better in {' and '.join(objectives)}"))
+        rows.append(("front", f"{list_first(front)}: none is better in {' and '.join(objectives)}"))
     pruned = [job for job in jobs if job.result.status == "PRUNED"]
     if pruned:
         them = "it" if len(pruned) == 1 else "them"
@@ -275,34 +275,18 @@ def _print(
         rows.append(("note", unequal))
     rows += [] if analysis is None else analysis.lines
     if folders := left_out(sweep.folder):
-        names = _shortened([folder.name for folder in folders])
+        names = list_first([folder.name for folder in folders])
         rows.append(("left out", f"{names}: not what this sweep asks for, but another length or config, or a copy"))
     rows.append(("sweep", show_path(sweep.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
-    commands = (getattr(destination, "ui_command", None) for destination in sweep.destinations)
-    rows += [("compare", command) for command in commands if command]
+    rows += [("compare", command) for command in _ui_commands(sweep)]
     print(flush=True)
     print_block("", rows)
 
 
-def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
-    """Yield a line with the settings that may be as good as the first, and the number of seeds that could decide."""
-    tied = [setting.name for setting in settings if setting.verdict == "tied"]
-    if not tied:
-        return
-    names = _shortened(tied)
-    compared = sum(bool(setting.verdict) for setting in settings) - 1
-    from runner.comparing.decision import LEVEL, count_needed
-
-    least = count_needed(math.inf, LEVEL / compared)
-    n = len(settings[0].scores)
-    too_few = f"; {n} seeds cannot tell {compared + 1} settings apart, {least} can" if least and n < least else ""
-    yield f"{names} may be as good{too_few}"
-
-
-def _shortened(names: Sequence[str]) -> str:
-    """Return the first few names, and the number of further ones."""
-    return ", ".join(names[:SHOWN_TIES]) + (f" and {len(names) - SHOWN_TIES} more" if len(names) > SHOWN_TIES else "")
+def _ui_commands(sweep: Sweep) -> list[str]:
+    commands = (getattr(destination, "ui_command", None) for destination in sweep.destinations)
+    return [command for command in commands if command]
 
 
 def align(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:

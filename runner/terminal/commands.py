@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # text that needs no quotes
 _WORDS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # words that Hydra does not read as text
@@ -16,6 +19,17 @@ sweep_arguments: list[str] = []
 def show_command(*arguments: str) -> str:
     """Return a runner command for the shell."""
     return f"python -m runner {shlex.join(arguments)}"
+
+
+def typed_command() -> list[str]:
+    """Return the command as the user typed it, interpreter first; in a launched job, the sweep's command."""
+    return [sys.orig_argv[0], "-m", "runner", *sweep_arguments] if sweep_arguments else sys.orig_argv
+
+
+def show_typed(command: Sequence[str]) -> str:
+    """Return a command as typed, without the folders of the interpreter or of the `runner` script."""
+    program = command[1:] if command[1:] and Path(command[1]).name == "runner" else command
+    return shlex.join([*(Path(word).name for word in program[:1]), *program[1:]]) or "python"
 
 
 def override(key: str, text: str) -> str:

@@ -15,11 +15,12 @@ from mlflow_runs import log_steps, logging_to, points, query
 
 import runner.callbacks  # the defaults of its classes tell what was changed
 from runner.callbacks import MLflowLogger
-from runner.callbacks._mlflow.description import describe_config, describe_dataset, show_command, typed_overrides
+from runner.callbacks._mlflow.description import describe_config, describe_dataset, typed_overrides
 from runner.callbacks._mlflow.session import Session
 from runner.callbacks._mlflow.spool import read_entries
 from runner.data import DatasetLoader, TensorLoader
 from runner.data.content import MOST_BYTES, digest
+from runner.terminal.commands import show_typed
 
 assert runner.callbacks and runner.Trainer
 
@@ -96,11 +97,9 @@ def test_of_a_large_tensor_the_digest_reads_a_part() -> None:
 
 
 def test_the_source_is_the_command_as_it_was_typed() -> None:
-    assert (
-        show_command(["/a/bin/python3", "-m", "runner", "+callbacks=[a,b]"]) == "python3 -m runner '+callbacks=[a,b]'"
-    )
-    assert show_command(["/a/bin/python3", "/a/bin/runner", "model=mlp"]) == "runner model=mlp"
-    assert show_command([]) == "python"
+    assert show_typed(["/a/bin/python3", "-m", "runner", "+callbacks=[a,b]"]) == "python3 -m runner '+callbacks=[a,b]'"
+    assert show_typed(["/a/bin/python3", "/a/bin/runner", "model=mlp"]) == "runner model=mlp"
+    assert show_typed([]) == "python"
 
 
 def test_the_keys_that_were_typed_are_parameters_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

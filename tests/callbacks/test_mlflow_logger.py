@@ -25,11 +25,12 @@ from torch import nn
 
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow import description
-from runner.callbacks._mlflow.description import flatten, typed_command
+from runner.callbacks._mlflow.description import flatten
 from runner.callbacks._mlflow.target import read_target, ui_command
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.distributed.session import end
+from runner.terminal import commands
+from runner.terminal.commands import typed_command
 
 HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
 
@@ -276,7 +277,7 @@ def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> 
     assert typed_command() == typed
     worker = [typed[0], "-m", "joblib.externals.loky.backend.popen_loky_posix", "--process-name", "LokyProcess-1"]
     monkeypatch.setattr(sys, "orig_argv", worker)
-    monkeypatch.setattr(description, "sweep_arguments", ["train", "seed=0,1", "-m"])
+    monkeypatch.setattr(commands, "sweep_arguments", ["train", "seed=0,1", "-m"])
     assert typed_command() == [*typed[:3], "train", "seed=0,1", "-m"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tasks import CLASSES, FITTING, make_trainer, train_exactly
-from tiers import one_in
+from tiers import fast
 
 from runner import Algorithm
 from runner.algorithms import NaNGuard
@@ -36,6 +36,18 @@ PER_MICROBATCH = {"ghost_batch_norm": "chunks a microbatch"}
 
 ALL = [(task, key) for task, keys in FITTING.items() for key in keys]
 
+# For the first tier: algorithms whose hooks meet a microbatch, the gradient of a batch, or what is kept over batches.
+IN_PARTS = (
+    *(("images", key) for key in ("batch_augment", "cutmix", "ghost_batch_norm", "gradient_clipping", "info_batch")),
+    *(("images", key) for key in ("label_smoothing", "mixup", "sam", "schedule_free", "selective_backprop")),
+    *(("text", key) for key in ("compile", "ema", "gyro_dropout", "ngram_embedding", "seq_length_warmup")),
+)
+# For the first tier: algorithms that keep something of each batch.
+KEEPING = (
+    *(("images", key) for key in ("ema", "info_batch", "sam", "selective_backprop", "spike_guard")),
+    *(("text", key) for key in ("gyro_dropout", "schedule_free", "seq_length_warmup")),
+)
+
 
 @pytest.fixture(autouse=True)
 def without_compiling() -> Iterator[None]:
@@ -53,7 +65,7 @@ def is_close(values: dict[str, Any], expected: dict[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("task", "key"), one_in(2, ALL))
+@pytest.mark.parametrize(("task", "key"), fast(ALL, *IN_PARTS))
 def test_two_microbatches_give_the_results_of_one_batch(task: str, key: str, tmp_path: Path):
     whole, split = (train_exactly(task, key, tmp_path, grad_accum=parts) for parts in (1, 2))
     assert is_close(split, whole) == (key not in PER_MICROBATCH)
@@ -84,7 +96,7 @@ def train_quarter() -> None:
     destroy_process_group()
 
 
-@pytest.mark.parametrize("start", one_in(4, [3, 2, 1, 0]))
+@pytest.mark.parametrize("start", fast([3, 2, 1, 0], 3))
 def test_two_ranks_train_like_one_except_for_draws_per_rank(run_ranks, tmp_path: Path, start: int):
     names = ALL[start::4]
     run_ranks(train_quarter, 2, str(Path(__file__).parent), str(start))
@@ -110,7 +122,7 @@ class Spoiler(Algorithm):
             state.outputs = state.outputs * torch.nan
 
 
-@pytest.mark.parametrize(("task", "key"), one_in(5, [pair for pair in ALL if pair[1] != "nan_guard"]))
+@pytest.mark.parametrize(("task", "key"), fast([pair for pair in ALL if pair[1] != "nan_guard"], *KEEPING))
 def test_a_batch_skipped_by_nan_guard_leaves_no_trace(task: str, key: str, tmp_path: Path):
     guard = NaNGuard()
     with make_trainer(task, key, guard, Spoiler(), folder=tmp_path) as trainer:

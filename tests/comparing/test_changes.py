@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tiers import one_in
 
 from runner.comparing.changes import ABSENT, SAFE, Change, check_changes, find_changes
 from runner.config.composed import GROUPS, KEYS
@@ -220,20 +219,28 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
 
 @pytest.mark.parametrize(
     ("start", "change", "part"),
-    one_in(
-        3,
-        [
-            ((), ("optimizer=adam", "--allow-changes=optimizer"), "cannot continue with another optimizer"),
-            ((), ("~optimizer.weight_decay", "--allow-changes=optimizer"), "cannot be applied to a checkpoint"),
-            ((), ("scheduler=none", "--allow-changes=scheduler"), "has 1 schedulers, this run has 0"),
-            ((), ("model.module.hidden=[7]", "--allow-changes=model"), "do not fit the model"),
-            (
-                ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),
-                ("optimizer.lr=0.3", "--allow-changes=optimizer"),
-                "start from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
-            ),
-        ],
-    ),
+    [
+        ((), ("optimizer=adam", "--allow-changes=optimizer"), "cannot continue with another optimizer"),
+        pytest.param(
+            (),
+            ("~optimizer.weight_decay", "--allow-changes=optimizer"),
+            "cannot be applied to a checkpoint",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (),
+            ("scheduler=none", "--allow-changes=scheduler"),
+            "has 1 schedulers, this run has 0",
+            marks=pytest.mark.slow,
+        ),
+        ((), ("model.module.hidden=[7]", "--allow-changes=model"), "do not fit the model"),
+        pytest.param(
+            ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),
+            ("optimizer.lr=0.3", "--allow-changes=optimizer"),
+            "start from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=["optimizer", "removed", "scheduler", "shapes", "torch's schedule"],
 )
 def test_what_a_checkpoint_cannot_take_up_is_an_error(

@@ -11,7 +11,7 @@ import pytest
 from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from tiers import one_in
+from tiers import fast
 
 from runner import Trainer
 from runner.cli.command_line import merge_repeated
@@ -28,6 +28,11 @@ CHOICES = sorted(
     f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in (*LISTS, "sweep")
 )
 ADDED = sorted(f"+{name}={path.stem}" for name in LISTS for path in (CONF / name).glob("*.yaml"))
+# The choices of the two lists compose in one test of their own.
+ONE_OF_EACH_GROUP = (
+    *("data=digits", "data=parquet_shards", "experiment=digits_fast", "experiment=instruction_lora", "launch=default"),
+    *("model=hf_causal_lm", "model=timm", "optimizer=adamw", "scheduler=reduce_on_plateau", "trainer=default"),
+)
 # What has no default.
 REQUIRED = {
     "+algorithms=alibi": "algorithms.alibi.max_sequence_length=128",
@@ -70,9 +75,7 @@ def test_all_of_a_list_compose_together_and_their_targets_bind(group: str):
     assert {f"{group}.{name}" for name in shipped(group)} <= {path for path, _ in targets(config)}
 
 
-@pytest.mark.parametrize(
-    "choice", [*one_in(3, ["seed=0", *CHOICES]), *(pytest.param(choice, marks=pytest.mark.slow) for choice in ADDED)]
-)
+@pytest.mark.parametrize("choice", fast(["seed=0", *CHOICES, *ADDED], "seed=0", *ONE_OF_EACH_GROUP))
 def test_every_file_composes_and_its_targets_bind(choice: str):
     config = composed(choice, *([REQUIRED[choice]] if choice in REQUIRED else []))
     build.check(Experiment(config))
@@ -112,7 +115,7 @@ def test_the_trainer_s_keys_are_its_arguments_with_their_defaults():
     assert differing == {"max_duration"}  # that of the main job
 
 
-@pytest.mark.parametrize("group", one_in(2, LISTS))
+@pytest.mark.parametrize("group", ["callbacks", pytest.param("algorithms", marks=pytest.mark.slow)])
 class TestLists:
     """What may be written for callbacks, and the same for algorithms."""
 

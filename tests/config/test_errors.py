@@ -12,7 +12,7 @@ import yaml
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
-from tiers import one_in
+from tiers import fast
 
 from runner.config.composing import initialized
 from runner.config.errors import CONFIG_ERRORS, config_errors, explain
@@ -40,8 +40,7 @@ def explained(*overrides: str) -> str:
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    one_in(
-        3,
+    fast(
         [
             (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: dpo, gpt, "),
             (["model="], "model=: no such choice; allowed: dpo, gpt, "),
@@ -127,6 +126,9 @@ def explained(*overrides: str) -> str:
                 "model.class_weights: runner.ClassificationModel takes it, but nothing in this run sets it; add",
             ),
         ],
+        *("model=mpl", "+algorithms=speed_monitor", "optimizer=adam optimizer.momentum=1", "model=mlp model.hidden=3"),
+        *("lr=1", "seed.x=1", "sede=1", "callbacks.lr_moniter.x=1", "~model model.x=1", "+model=mlp", "data=3"),
+        *("nonsense", "speed_monitor", "chek", "run_name=a(b", "model=mlp model.class_weights=balanced"),
     ),
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

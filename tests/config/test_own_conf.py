@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from main_runs import SHORT, run_folders
-from tiers import one_in
 
 from runner.cli.catalogue import CONF
 from runner.config.own_conf import find_own_conf
@@ -188,15 +187,18 @@ def test_the_folder_of_the_runner_itself_is_not_read_twice(capfd: Any, monkeypat
 
 CONFIGURING_HYDRA = [
     {"experiment/evil.yaml": "# @package _global_\nhydra: {callbacks: {mine: {_target_: own.Evil}}}\n"},
-    {"experiment/evil.yaml": '# @package _global_\n"\\x68ydra": {job_logging: {handlers: {a: {(): own.evil}}}}\n'},
+    pytest.param(
+        {"experiment/evil.yaml": '# @package _global_\n"\\x68ydra": {job_logging: {handlers: {a: {(): own.evil}}}}\n'},
+        marks=pytest.mark.slow,
+    ),
     {"model/evil.yaml": "# @package hydra.callbacks\nmine: {_target_: own.Evil}\n"},
-    {"model/evil.yaml": "defaults: [/vars@_global_.hydra.callbacks: evil]\n"},
+    pytest.param({"model/evil.yaml": "defaults: [/vars@_global_.hydra.callbacks: evil]\n"}, marks=pytest.mark.slow),
     {"hydra/callbacks/evil.yaml": "mine: {_target_: own.Evil}\n"},
-    {"model/hydra/evil.yaml": "callbacks: {mine: {_target_: own.Evil}}\n"},
+    pytest.param({"model/hydra/evil.yaml": "callbacks: {mine: {_target_: own.Evil}}\n"}, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("files", one_in(2, CONFIGURING_HYDRA), ids=str)
+@pytest.mark.parametrize("files", CONFIGURING_HYDRA, ids=str)
 def test_composing_runs_nothing_of_a_folder_that_was_found(project: Path, run_here: Any, files: dict[str, str]):
     (project / "own.py").write_text("class Evil:\n    def __init__(self): open('executed', 'w')\n\nevil = Evil\n")
     write(project / "conf", files)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiers import one_in
 
 from runner import ClassificationModel, Trainer
 from runner.config.short_steps import use_one_thread_if_short
@@ -30,7 +29,12 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("arguments", "threads"),
-    one_in(2, [((), 1), (BIG, 3), (("launch.threads=2",), 2), ((*BIG, "launch.threads=2"), 2)]),
+    [
+        ((), 1),
+        (BIG, 3),
+        pytest.param(("launch.threads=2",), 2, marks=pytest.mark.slow),
+        ((*BIG, "launch.threads=2"), 2),
+    ],
 )
 def test_a_run_of_short_steps_takes_one_thread(
     arguments: tuple[str, ...], threads: int, run_here: Callable[..., object], tmp_path: Path

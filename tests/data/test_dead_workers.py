@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from python_process import PATIENCE
-from tiers import one_in
 from torch.utils.data import Dataset
 
 from runner.data import DatasetLoader
@@ -159,7 +158,7 @@ def test_a_worker_that_exits_at_its_start_leaves_no_other_worker(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pytest.param(ValueError, marks=pytest.mark.slow), OSError])
-@pytest.mark.parametrize("persistent", one_in(2, [True, False]))
+@pytest.mark.parametrize("persistent", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_error_at_the_start_of_workers_leaves_no_worker(persistent, kind):
     def refuse(number):
         raise kind("no such disk")
@@ -222,7 +221,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_workers():
     assert contents([*first, *batches]) == alone()
 
 
-@pytest.mark.parametrize("num_workers", one_in(2, [2, 0]))
+@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("part", ["dataset", "collate_fn"])
 def test_an_error_of_the_data_set_is_raised_once_with_its_position(num_workers, part):
     class Broken(Noisy):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from python_process import Finished, describe, run_python
 from stores import query
-from tiers import one_in
 
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Launch, Ranks, check_gpus
@@ -73,7 +72,7 @@ def steps(folder: Path) -> list[tuple[str, int]]:
     return sorted(query(folder / "outputs" / "mlflow.db", losses))
 
 
-@pytest.mark.parametrize("real", one_in(2, [False, True]))
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
     (tmp_path / "own.py").write_text(OWN)
     done = torchrun(

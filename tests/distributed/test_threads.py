@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tiers import one_in
 
 from runner.distributed.threads import (
     Threads,
@@ -35,7 +34,11 @@ def share(processes: int) -> int:
 
 @pytest.mark.parametrize(
     ("own", "expected"),
-    one_in(3, [({}, "50000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]),
+    [
+        ({}, "50000"),
+        pytest.param({"GOMP_SPINCOUNT": "5"}, "5", marks=pytest.mark.slow),
+        pytest.param({"OMP_WAIT_POLICY": "ACTIVE"}, "None", marks=pytest.mark.slow),
+    ],
 )
 def test_idle_threads_sleep_soon_unless_the_user_says_how_they_wait(own: dict[str, str], expected: str, tmp_path: Path):
     """It is set before torch is imported, because torch reads it only then."""

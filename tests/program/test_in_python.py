@@ -12,7 +12,6 @@ import pytest
 import torch
 from hydra.core.utils import JobRuntime
 from main_runs import run_folders
-from tiers import one_in
 
 import runner
 from runner import Callback, ClassificationModel, Logger, State, Trainer
@@ -62,7 +61,10 @@ class Fails(Callback):
         raise {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[self.error]("on purpose")
 
 
-@pytest.mark.parametrize(("error", "status"), one_in(2, [("RuntimeError", "FAILED"), ("KeyboardInterrupt", "KILLED")]))
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("RuntimeError", "FAILED"), pytest.param("KeyboardInterrupt", "KILLED", marks=pytest.mark.slow)],
+)
 def test_the_result_of_a_fit_that_fails_says_so(folder: Path, error: str, status: str):
     fails = f"+callbacks.fails={{_target_: {__name__}.Fails, error: {error}}}"
     with pytest.raises(BaseException, match="on purpose"), Trainer.from_config(*SHORT, fails) as trainer:

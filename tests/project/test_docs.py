@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import pytest
 from python_process import run_python
 from test_readme import PAGES
+from tiers import fast
 
 from runner.cli.command import split_verb
 
-FAST = ("docs/own_project.md",)
 NOT_FOR_USERS = {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/extending.md", "docs/private_names.md"}
 FOLLOWED = sorted({*PAGES} - NOT_FOR_USERS)
 NOT_FOLLOWED = {
@@ -163,7 +163,7 @@ def forgetful(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(1200)  # a page is up to forty commands
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in FAST else pytest.mark.slow) for one in FOLLOWED])
+@pytest.mark.parametrize("name", fast(FOLLOWED, "docs/own_project.md"))
 def test_a_page_can_be_followed(name: str, forgetful: Path, run_here: Any):
     for step in steps(PAGES[name]):
         if step.kind == "file":

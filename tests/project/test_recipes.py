@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from composed_configs import composed
 from PIL import Image
-from tiers import one_in
+from tiers import fast
 from tiny_bert import WORDS, make_bert
 from tiny_tokenizer import MARKING, TEXT, make_tokenizer
 
@@ -32,14 +32,14 @@ def header(name: str) -> str:
     return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 
 
-@pytest.mark.parametrize("name", one_in(3, MEASURED))
+@pytest.mark.parametrize("name", fast(MEASURED, "digits_fast", "stdlib_lm_fast"))
 def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
     config = composed(f"experiment={name}")
     build.check(Experiment(config))
     assert dry_run.try_out(Experiment(config)).warnings == []
 
 
-@pytest.mark.parametrize("name", [IMAGES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in IMAGES[1:])])
+@pytest.mark.parametrize("name", fast(IMAGES, "imagefolder_hot"))
 def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hydra import compose
 from main_runs import query, run_folders
-from newcomers import FILES, MISTAKES
+from newcomers import AS_PROCESSES, FILES, MISTAKES, ONE_OF_EACH_SECTION
 from python_process import run_python
-from tiers import one_in
-from wrong_commands import WRONG, plant_modules
+from tiers import fast
+from wrong_commands import ONE_OF_EACH_KIND, WRONG, plant_modules
 
 from runner.cli.catalogue import CONF
 from runner.cli.command import parse
@@ -32,7 +32,7 @@ from runner.records.folder import register_resolver
 from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
 
 
-@pytest.mark.parametrize("command", one_in(6, WRONG))
+@pytest.mark.parametrize("command", fast(WRONG, *ONE_OF_EACH_KIND))
 def test_a_wrong_command_is_one_message_and_leaves_nothing(
     command: str, run_here: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -98,7 +98,7 @@ def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argumen
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("command", one_in(2, MISTAKES))
+@pytest.mark.parametrize("command", fast(MISTAKES, *ONE_OF_EACH_SECTION))
 def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pytest.MonkeyPatch):
     typed = shlex.split(command)
     monkeypatch.setattr(sys, "argv", ["runner", *typed, f"--config-dir={project / 'conf'}"])
@@ -113,7 +113,7 @@ def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pyte
     assert files(project) == before
 
 
-@pytest.mark.parametrize("command", one_in(3, [*MISTAKES][::8]))
+@pytest.mark.parametrize("command", AS_PROCESSES)
 def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_app: Any):
     before = files(project)
     ended = run_app(*shlex.split(command), exit_code=2)

@@ -15,7 +15,7 @@ import torch
 from hook_runs import BY_NAME, arguments_of, assert_equal_runs
 from outcomes import KILLED, Left, assert_equal, kill_and_go_on, read
 from sessions import fit, list_events, train_config
-from tiers import one_in
+from tiers import fast
 
 BATCHES = 20  # of 24: then the EarlyStopper ends it
 FAILED = 1  # exit code of a rank whose neighbor is gone
@@ -38,7 +38,7 @@ def test_the_run_is_one_that_can_go_wrong(whole: Left):
     assert len(losses) == BATCHES == len({*losses})
 
 
-@pytest.mark.parametrize("first", one_in(4, range(1, 5)))
+@pytest.mark.parametrize("first", fast(range(1, 5), 1))
 def test_a_kill_at_any_batch_changes_nothing(sessions: Any, tmp_path: Path, whole: Left, first: int):
     """Each fourth batch, from one of the first four on: all of them together."""
     kills = [("batch_end", batch) for batch in range(first, BATCHES + 1, 4)]
@@ -46,7 +46,7 @@ def test_a_kill_at_any_batch_changes_nothing(sessions: Any, tmp_path: Path, whol
         assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("asynchronous", one_in(2, [True, False]))
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_kill_where_each_batch_is_saved_changes_nothing(
     sessions: Any, tmp_path: Path, whole: Left, asynchronous: bool
 ):
@@ -85,7 +85,7 @@ def test_a_kill_after_the_last_checkpoint_does_not_undo_an_early_stop(sessions: 
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("rank", one_in(3, [1, 0, None]))
+@pytest.mark.parametrize("rank", fast([1, 0, None], 1))
 def test_a_kill_of_ranks_changes_nothing(sessions: Any, tmp_path: Path, rank: int | None):
     """Of both ranks, as when the machine goes down, or of one of them, on which the other then waits in vain."""
     sessions.run(fit, ranks=2, run_dir=tmp_path / "whole")
@@ -104,7 +104,7 @@ def test_a_kill_of_ranks_changes_nothing(sessions: Any, tmp_path: Path, rank: in
         assert_equal(run, whole)
 
 
-@pytest.mark.parametrize(("before", "after"), one_in(2, [(2, 1), (1, 2)]))
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_goes_on(sessions: Any, tmp_path: Path, before: int, after: int):
     """The samples are the same, and so are all numbers but for rounding; one batch of an epoch leaves a rank empty."""
     sessions.run(fit, ranks=before, run_dir=tmp_path / "whole", chance=False)

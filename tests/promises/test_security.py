@@ -25,7 +25,7 @@ from attacks import ADDRESSES, ATTACKS, ATTENTION, CODE, EVIL, Evil, attack_mlfl
 from kept_runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
 from main_runs import query
 from python_process import find_free_port
-from tiers import one_in
+from tiers import fast
 
 from runner.callbacks._mlflow.target import read_target
 from runner.cli.command import parse
@@ -52,7 +52,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own", None)
 
 
-@pytest.mark.parametrize("attack", one_in(4, ATTACKS))
+@pytest.mark.parametrize("attack", fast(ATTACKS, "a callback", "torch itself", "an interpolation"))
 @pytest.mark.parametrize("verb", ["resume", "rerun"])
 def test_somebody_else_s_record_runs_nothing_unasked(attack: str, verb: str, evil: Path, tmp_path: Path):
     config, overrides, named = ATTACKS[attack]

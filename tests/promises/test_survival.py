@@ -27,7 +27,7 @@ from outcomes import KILLED, assert_equal, assert_sound, count_trained, kill_aft
 from restarted import SHORT, Left, left_in, prepare, restarts, strikes
 from sessions import fit, fit_in_trouble, interrupt, save_each_batch
 from stores import query
-from tiers import one_in
+from tiers import fast
 
 from runner.records.result import Result, read_result
 
@@ -36,7 +36,7 @@ TWO = "launch.nproc_per_node=2"
 HERE = "hydra.run.dir=run"
 
 
-@pytest.mark.parametrize("kills", one_in(2, [8, 100]))
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_during_saves_lose_an_interval_at_most(sessions: Any, tmp_path: Path, kills: int):
     """Each session goes on where the one before was killed, at a random moment; it fails where it finds leftovers."""
     # In the background one is being written while the batch after it is trained.
@@ -102,7 +102,7 @@ def batches(run: Path) -> int:
     return saved
 
 
-@pytest.mark.parametrize("number", one_in(2, SIGNALS))
+@pytest.mark.parametrize("number", fast(SIGNALS, signal.SIGTERM))
 def test_a_process_alone_ends_after_the_batch(sessions: Any, tmp_path: Path, number: int):
     sessions.run(fit, run_dir=tmp_path / "whole")
     calls = [{"run_dir": tmp_path / place, "place": place, "number": number} for place in PLACES]

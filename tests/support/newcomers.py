@@ -181,3 +181,15 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "+algorithms=missing": ("algorithms.missing.alpha: ", "write algorithms.missing.alpha=..."),
     "+algorithms=nameless": ("algorithms._target_=", "starts with its own name"),
 }
+
+ONE_OF_EACH_SECTION = (
+    *("epochs=3", "eval_strategy=steps", "trainer.limit_train_batches=10", "trainer.precision=16-mixed", "fp16=false"),
+    *("trainer.devices=2", "trainer=gpu", "max_grad_norm=1.0", "data.num_workers=4", "optim=adam", "warmup_ratio=0.1"),
+    *("model=resnet50", "data=mnist", "logger=wandb", "trainer.logger=false", "callbacks=model_checkpoint"),
+    *("ckpt_path=last.ckpt", "save_top_k=3", "paths.data=/data", "+mytool.width=3", "model.net.width=8"),
+    *("trainer.profiler=simple", "mode=resume", "--gpus 2", "optimizer.lr = 0.1", "fit", "mode=predict resume=out"),
+    *("experiment=no_override", "experiment=precision", "+algorithms=scale", "+algorithms=nameless"),
+)
+"""For the first tier."""
+AS_PROCESSES = ("epochs=3", "trainer=gpu", "model=resnet50", "paths.data=/data", "--gpus 2", "+algorithms=scale")
+"""Those that are also typed as commands."""

@@ -148,6 +148,15 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m seed=": ("seed=''", "whole number"),
 }
 
+ONE_OF_EACH_KIND = (
+    *("speed_monitor", "scheduler=cosine", "hydra/job_logging=disabled", "prove hydra.mode=MULTIRUN"),
+    *("+trainer.train_dataloader=1", "+callbacks.mine._target_=own.Greeter +callbacks.mine.wrod=hi"),
+    *("optimizer._target_=torch.optim.SDG", "model=mlp model.module.hidden=[-3]", "trainer.max_duration=${oops}"),
+    *("optimizer.momentum=0", "resume outputs", "--config-dir=missing", "eval", "predict --formt pt"),
+    *("launch.nproc=2", "-m optimizer.momentum=0.9,0 seed=0,1", "--seed=1"),
+)
+"""For the first tier."""
+
 
 def plant_modules(folder: Path) -> None:
     """Write the modules that some of the commands name, none of which can be imported."""

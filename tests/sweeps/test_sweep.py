@@ -13,7 +13,7 @@ import pytest
 from main_runs import query
 from python_process import PATIENCE
 from sweep_runs import LOGGED, OWN, QUIET, SHORT, batches, six, statuses, sweeps
-from tiers import one_in
+from tiers import fast
 
 from runner.records import folder as run_folder
 
@@ -231,8 +231,7 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    one_in(
-        4,
+    fast(
         [
             ("sweep=seeds", "sweep=seeds: is for several runs; add -m"),
             ("-m resume outputs seed=0,1", "-m: resume takes one experiment at a time"),
@@ -243,6 +242,7 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
             ),
             ("-m sweep=seedz", "sweep=seedz: no such choice; did you mean 'seeds'"),
         ],
+        *("sweep=seeds", "-m sweep=seedz"),
     ),
 )
 def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message: str):
@@ -254,13 +254,13 @@ def test_what_no_sweep_can_be(run_here: Any, folder: Path, command: str, message
 
 @pytest.mark.parametrize(
     ("choice", "package"),
-    one_in(
-        3,
+    fast(
         [
             ("hydra/launcher=joblib", "hydra-joblib-launcher"),
             ("hydra/launcher=submitit_local", "hydra-submitit-launcher"),
             ("sweep=optuna_tpe", "optuna, and pip install --no-deps hydra-optuna-sweeper"),
         ],
+        "hydra/launcher=joblib",
     ),
 )
 def test_a_package_that_is_missing_is_named(folder: Path, choice: str, package: str):

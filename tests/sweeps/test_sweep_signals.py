@@ -16,7 +16,6 @@ import pytest
 from main_runs import query
 from python_process import PATIENCE, run_python, start_python, wait_until
 from sweep_runs import LOGGED, OWN, QUIET, batches, six, statuses, sweeps
-from tiers import one_in
 
 LATE = """
 import os
@@ -71,14 +70,11 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seco
 
 @pytest.mark.parametrize(
     ("number", "launcher"),
-    one_in(
-        3,
-        [
-            (signal.SIGINT, ()),
-            (signal.SIGTERM, ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")),
-            (signal.SIGTERM, ("hydra/launcher=submitit_local",)),
-        ],
-    ),
+    [
+        (signal.SIGINT, ()),
+        pytest.param(signal.SIGTERM, ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, ("hydra/launcher=submitit_local",), marks=pytest.mark.slow),
+    ],
     ids=["SIGINT-basic", "SIGTERM-joblib", "SIGTERM-submitit"],
 )
 def test_a_signal_ends_a_sweep_with_checkpoints_and_it_goes_on_from_them(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from composed_configs import composed
-from tiers import one_in
+from tiers import fast
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -151,16 +151,13 @@ def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("device", "overrides"),
-    one_in(
-        5,
-        [
-            ("cpu", ("model=mlp", "optimizer=adamw")),
-            ("cpu", ("model=mlp", "+algorithms=ema")),
-            ("cpu", ("model=resnet8", "model.module.width=4")),
-            ("meta", ("model=mlp", "model.module.hidden=[512,512]", "+algorithms=ema")),
-            ("meta", (*TOKENS, "model.module.d_model=128", "optimizer=adamw")),
-        ],
-    ),
+    [
+        ("cpu", ("model=mlp", "optimizer=adamw")),
+        pytest.param("cpu", ("model=mlp", "+algorithms=ema"), marks=pytest.mark.slow),
+        pytest.param("cpu", ("model=resnet8", "model.module.width=4"), marks=pytest.mark.slow),
+        pytest.param("meta", ("model=mlp", "model.module.hidden=[512,512]", "+algorithms=ema"), marks=pytest.mark.slow),
+        pytest.param("meta", (*TOKENS, "model.module.d_model=128", "optimizer=adamw"), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_the_size_of_a_checkpoint_is_foretold(
@@ -215,8 +212,7 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
 
 @pytest.mark.parametrize(
     ("command", "parts"),
-    one_in(
-        4,
+    fast(
         [
             (
                 "model=gpt",
@@ -258,6 +254,9 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
             (OWN_LAYER, ("KeyError: 'number of calls'", "test_check.py:")),
             (f"{OWN_DATA}read_nothing", ("train_dataloader has no batches: its data set is empty",)),
         ],
+        *("model=gpt", "model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none"),
+        *("+callbacks.x._target_=checked_here.Watcher +callbacks.x.does=log", "trainer.max_duration=100tok"),
+        *("data.batch_size=0", f"{OWN_LAYER} +model.module.saves=false"),
     ),
 )
 def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
@@ -271,8 +270,7 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     ("command", "warning"),
-    one_in(
-        4,
+    fast(
         [
             ("trainer.eval_interval=25ep", "trainer.eval_interval='25ep' is longer than the run of '24ep'"),
             (
@@ -298,6 +296,7 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
             ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
             (f"{OWN_MODEL}nowhere", "no gradient reaches idle.weight, idle.bias: not trained, and refused by DDP"),
         ],
+        *("trainer.eval_interval=25ep", "data.batch_size=3 launch.nproc_per_node=4", f"{OWN_MODEL}nowhere"),
     ),
 )
 def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
@@ -307,8 +306,7 @@ def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
 
 @pytest.mark.parametrize(
     "command",
-    one_in(
-        4,
+    fast(
         [
             "trainer.eval_interval=24ep callbacks.checkpoint_saver.save_interval=456ba",
             "trainer.grad_accum=32 launch.nproc_per_node=2 trainer.eval_interval=0.5dur",
@@ -318,6 +316,7 @@ def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
             "trainer.max_duration=1h",
             "trainer.precision=bf16 trainer.device=cpu",
         ],
+        "trainer.grad_accum=32 launch.nproc_per_node=2 trainer.eval_interval=0.5dur",
     ),
 )
 def test_what_is_right_gives_no_warning(command: str):

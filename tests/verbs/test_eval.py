@@ -14,7 +14,7 @@ import pytest
 import stores
 import torch
 from python_process import PATIENCE, run_python, start_python
-from tiers import one_in
+from tiers import fast
 
 from runner import ClassificationModel, LanguageModel, Model, Trainer
 from runner.data import DatasetLoader, TensorLoader, load_digits
@@ -127,20 +127,20 @@ def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
-    one_in(
-        4,
+    fast(
         [
-            (("eval",), "eval: needs saved weights; write runner eval RUN, with a run's folder"),
-            (("predict",), "predict: needs saved weights; write runner predict RUN, with a run's folder"),
-            (("eval", "missing"), "RUN='missing': no such folder"),
-            (("eval", "run", "run"), "eval: takes [RUN], not run run"),
-            (("predict", "run", "--split=evall"), "--split='evall': did you mean 'eval'"),
-            (("eval", "run", "model.module.hidden=[3]"), "do not fit the model"),
-            (("eval", "run", "objective=nothing"), "objective='nothing'"),
+            (["eval"], "eval: needs saved weights; write runner eval RUN, with a run's folder"),
+            (["predict"], "predict: needs saved weights; write runner predict RUN, with a run's folder"),
+            (["eval", "missing"], "RUN='missing': no such folder"),
+            (["eval", "run", "run"], "eval: takes [RUN], not run run"),
+            (["predict", "run", "--split=evall"], "--split='evall': did you mean 'eval'"),
+            (["eval", "run", "model.module.hidden=[3]"], "do not fit the model"),
+            (["eval", "run", "objective=nothing"], "objective='nothing'"),
         ],
+        *("eval", "predict run --split=evall"),
     ),
 )
-def test_what_cannot_be_evaluated_is_one_message(trained: Path, run_app: Any, arguments: tuple[str, ...], part: str):
+def test_what_cannot_be_evaluated_is_one_message(trained: Path, run_app: Any, arguments: list[str], part: str):
     before = tree(trained)
     done = run_app(*arguments, "callbacks=none", exit_code=2, folder=trained)
     assert part in done.stderr and done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 6

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from composed_configs import composed
 from python_process import PATIENCE
-from tiers import one_in
+from tiers import fast
 
 from runner import __version__
 from runner.cli.catalogue import CONF, GROUPS, choices, top_keys
@@ -121,11 +121,18 @@ def test_each_choice_is_described(choice: Any):
 
 NEEDS_MORE = ("experiment", "sweep", "model", "data", "optimizer/param_groups")
 """Groups whose examples need data or packages of their own."""
-ALONE = [one for one in CHOICES if one.group not in NEEDS_MORE]
+ALONE = {choice.typed: choice for choice in CHOICES if choice.group not in NEEDS_MORE}
+ONE_OF_EACH_GROUP = (
+    "optimizer=adam",
+    "scheduler=cosine_annealing",
+    "+callbacks=load_checkpoint",
+    "+algorithms=ngram_embedding",
+)
 
 
-@pytest.mark.parametrize("choice", one_in(6, ALONE), ids=lambda one: one.typed)
-def test_the_example_of_a_choice_composes_and_binds(choice: Any):
+@pytest.mark.parametrize("typed", fast(ALONE, *ONE_OF_EACH_GROUP))
+def test_the_example_of_a_choice_composes_and_binds(typed: str):
+    choice = ALONE[typed]
     lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
     arguments = merge_repeated(lines[lines.index("Example") + 1].split()[1:])
     build.check(Experiment(composed(*arguments)))

@@ -15,7 +15,6 @@ import psutil
 import pytest
 from composed_configs import small_experiment
 from python_process import PATIENCE, start_python
-from tiers import one_in
 
 from runner.checkpoints.digest import PARTS, read_digests
 from runner.cli.command import Command, parse
@@ -166,7 +165,7 @@ def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", one_in(2, [signal.SIGKILL, signal.SIGINT]))
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_no_process_outlives_it(tmp_path: Path, number: int):
     command = ["-m", "runner", *SMALL, "--batches=100000", "launch.nproc_per_node=2"]
     prover = start_python(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)

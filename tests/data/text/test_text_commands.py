@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from main_runs import run_folders
-from tiers import one_in
+from tiers import fast
 from tiny_tokenizer import TEXT, make_tokenizer
 
 DATA = {
@@ -86,7 +86,7 @@ def test_two_ranks_train_like_one_rank(
     assert cached and cached == {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
 
 
-@pytest.mark.parametrize("data", one_in(2, DATA))
+@pytest.mark.parametrize("data", fast(DATA, "text_files"))
 def test_check_finds_tokens_outside_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
     command = ("check", *DATA[data], *SHORT, *TOKENS)
     assert "ok batch" in run_here(*command, code=0).out

@@ -269,7 +269,7 @@ def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay(tmp_path: Path):
     def ask(written: str, process: Any) -> None:
         # Each batch waits until the number of batches before it is drawn, so that no number is skipped.
         seen = {*re.findall(r" [123]/3 +(\d+)/30 ", plain(written))}
-        process.stdin.write(b"\n" * len(seen - asked))
+        process.stdin.write(b"\n" * len(seen - asked - {"30"}))  # after the last batch, it may have ended
         process.stdin.flush()
         asked.update(seen)
 

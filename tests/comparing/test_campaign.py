@@ -40,7 +40,7 @@ def test_of_200_comparisons_with_20_real_differences_at_most_5_percent_of_claims
     draw = np.random.default_rng(0)
     rates = []
     powers = []
-    for repeat in range(20):
+    for repeat in range(4):
         campaign = Campaign.named(f"c{repeat}", tmp_path)
         real = {*draw.choice(200, 20, replace=False)}
         for number in range(200):

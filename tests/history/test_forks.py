@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kept_runs import tree
+from python_process import run_python
 from stores import query
 
 from runner.checkpoints.digest import read_digests
@@ -22,11 +23,29 @@ SAVES = "callbacks.checkpoint_saver.save_interval=4ba"
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 
 
-@pytest.fixture
-def parent(tmp_path: Path, run_here: Any) -> Path:
+def train(folder: Path, *arguments: str) -> Path:
+    run_python(["-m", "runner", *arguments, SAVES, "hydra.run.dir=parent"], cwd=folder, check=True)
+    return folder / "parent"
+
+
+@pytest.fixture(scope="module")
+def with_all_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints after each fourth batch."""
-    run_here(*SMALL, *QUIET, SAVES, "hydra.run.dir=parent", code=0)
-    return tmp_path / "parent"
+    return train(tmp_path_factory.mktemp("all"), *SMALL, *QUIET)
+
+
+@pytest.fixture(scope="module")
+def with_two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of algorithms with a state, which keeps only its last two checkpoints."""
+    curves = "callbacks=[checkpoint_saver,state_digest,learning_curves]"
+    more = ("+algorithms=[mixup,ema]", curves, QUIET[1], "callbacks.checkpoint_saver.keep=2")
+    return train(tmp_path_factory.mktemp("two"), *SMALL[:3], *more, "trainer.eval_interval=5ba")
+
+
+@pytest.fixture
+def parent(with_all_checkpoints: Path, tmp_path: Path) -> Path:
+    """A copy of the first of these runs."""
+    return shutil.copytree(with_all_checkpoints, tmp_path / "parent", symlinks=True)
 
 
 def lines(run: Path) -> dict[int, Any]:
@@ -59,11 +78,11 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert again is not None and (again.parent, again.forked_at) == (str(parent), 8)
 
 
-@pytest.mark.parametrize("batch", [1, 6, 11, 12])  # before the first checkpoint, and at the ends of epochs of 6
-def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path: Path, run_here: Any):
-    curves = "callbacks=[checkpoint_saver,state_digest,learning_curves]"
-    more = ("+algorithms=[mixup,ema]", curves, QUIET[1], "callbacks.checkpoint_saver.keep=2")
-    run_here(*SMALL[:3], *more, SAVES, "trainer.eval_interval=5ba", "hydra.run.dir=parent", code=0)
+@pytest.mark.parametrize("batch", [1, 6, 11])  # before the first checkpoint, and at the end of an epoch of 6
+def test_a_fork_between_checkpoints_trains_the_parent_again(
+    batch: int, with_two_checkpoints: Path, tmp_path: Path, run_here: Any
+):
+    shutil.copytree(with_two_checkpoints, tmp_path / "parent", symlinks=True)
     before = tree(tmp_path / "parent")
     done = run_here("fork", "parent", str(batch), "hydra.run.dir=same", code=0)
     run_here("fork", "parent", str(batch), "optimizer.lr=0.01", "hydra.run.dir=child", code=0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from composed_configs import small_experiment
+from python_process import run_python
 
 from runner.checkpoints.digest import read_digests
 from runner.cli.command import Command
@@ -101,22 +102,24 @@ def verified(run_here: Any, *arguments: str, code: int = 0) -> dict[str, Any]:
     return json.loads(run_here("verify", *arguments, "--json", code=code).out)["result"]
 
 
-@pytest.fixture
-def own_run(tmp_path: Path, run_here: Any) -> Path:
-    """A run with code of its own."""
-    (tmp_path / "own.py").write_text(OWN)
-    run_here(*SMALL, *KEPT, *OWN_PARTS, "hydra.run.dir=run", code=0)
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and code of its own, which is verified as equal while the code is unchanged."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN)
+    run_python(["-m", "runner", *SMALL, *KEPT, *OWN_PARTS, "hydra.run.dir=run"], cwd=folder, check=True)
+    equal = run_python(["-m", "runner", "verify", "run", "--batches=5"], cwd=folder, check=True).stdout
+    assert "ok verify  equal bit for bit up to batch 5; 5 digests compared" in equal
+    return folder
 
 
 @pytest.mark.parametrize("part", [*MUTATIONS])
-def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Path, run_app: Any):
+def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Path, tmp_path: Path, run_app: Any):
     old, new = MUTATIONS[part]
     assert OWN.count(old) == 1
-    equal = run_app("verify", "run", "--batches=5").stdout
-    assert "ok verify  equal bit for bit up to batch 5; 5 digests compared" in equal
-    (own_run.parent / "own.py").write_text(OWN.replace(old, new))
-    os.utime(own_run.parent / "own.py", (1, 1))  # within a second and of the same size, Python would take its bytecode
+    shutil.copytree(own_run, tmp_path, symlinks=True, dirs_exist_ok=True)
+    (tmp_path / "own.py").write_text(OWN.replace(old, new))
+    os.utime(tmp_path / "own.py", (1, 1))  # within a second and of the same size, Python would take its bytecode
     done = run_app("verify", "run", "--batches=5", exit_code=1)
     assert "different  at batch 1, in " in done.stdout
     assert f"first      {part}: " in done.stdout
@@ -135,9 +138,9 @@ def test_a_new_version_of_a_dependency_is_named(tmp_path: Path, run_app: Any):
 
     install("1.0", 1.0)
     model = ("model.module._target_=nets.Net", "algorithms=none")
-    run_app(*SMALL, *KEPT, *model, "hydra.run.dir=run", env=env, real=True)
+    run_app(*SMALL, *KEPT, *model, "hydra.run.dir=run", env=env)
     install("1.1", 1.001)
-    found = " ".join(run_app("verify", "run", "--batches=3", env=env, real=True, exit_code=1).stdout.split())
+    found = " ".join(run_app("verify", "run", "--batches=3", env=env, exit_code=1).stdout.split())
     assert "changed packages.nets: '1.0' -> '1.1'" in found
     assert "different at batch 1, in loss, gradients, optimizer" in found
 

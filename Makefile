@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow lint docs bench clean
+.PHONY: help run test test-slow coverage lint docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' Makefile
@@ -26,6 +26,14 @@ test: $(VENV)/.installed-test ## run the first tier in WORKERS processes, within
 
 test-slow: $(VENV)/.installed-test ## run the second tier: long kills, fuzzes, all pairs, commands in many variants
 	$(PYTEST) -m slow $(ARGS)
+
+# Twice the time of `make test`, so it is no part of .ci/run.
+coverage: $(VENV)/.installed-test $(VENV)/.installed-dev ## run the first tier, and print the share of statements of each room that it ran
+	$(PYTEST) -m 'not slow' --cov --cov-report= $(ARGS)
+	$(BIN)/coverage combine --quiet --append || true # processes that ended after pytest
+	rm -f .coverage.* # of killed ones
+	mkdir -p build && $(BIN)/coverage json --quiet -o build/coverage.json
+	$(BIN)/python tests/rooms.py build/coverage.json
 
 lint: $(VENV)/.installed-dev ## run ruff and pyright
 	$(BIN)/ruff check .

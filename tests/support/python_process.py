@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +280,23 @@ def run_python(arguments: Sequence[str], *, timeout: float = PATIENCE, check: bo
     if check and finished.returncode:
         pytest.fail(describe([finished]))
     return finished
+
+
+def run_commands(commands: Iterable[Sequence[str]], folder: Path) -> None:
+    """Run `python -m runner ARGUMENTS` for each list of arguments, in one process, so that imports happen once.
+
+    The test fails unless all of them end with 0.
+    """
+    program = f"""
+import sys
+from runner.__main__ import main
+
+for arguments in {[[*map(str, command)] for command in commands]!r}:
+    sys.argv = ["runner", *arguments]
+    if code := main():
+        sys.exit(code)
+"""
+    run_python(["-c", program], cwd=folder, check=True)
 
 
 def run_processes(

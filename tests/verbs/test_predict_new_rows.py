@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import torch
-from python_process import run_python
+from python_process import run_commands
 from tiny_bert import WORDS, make_bert
 
 from runner.models.hf.saving import save_pretrained
@@ -52,8 +52,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *("trainer.max_duration=1ep", "+model.class_weights=balanced"),
         ],
     }
-    for name, arguments in runs.items():
-        run_python(["-m", "runner", *arguments, f"hydra.run.dir={name}"], cwd=folder, check=True)
+    run_commands([[*arguments, f"hydra.run.dir={name}"] for name, arguments in runs.items()], folder)
     return folder
 
 

@@ -9,11 +9,12 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Four even on two cores, because tests wait for processes: 401 s there, and 468 s with three. Each takes 1 GB.
 WORKERS ?= 4
 ARGS ?=
+TOOLS := build twine uv
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow coverage lint docs bench clean
+.PHONY: help run test test-slow coverage lint docs bench dist constraints clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' Makefile
@@ -49,6 +50,23 @@ bench: $(VENV)/.installed-run ## measure what we claim; hours, most of them for 
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark" || missed="$$missed $$benchmark"; done; \
 		test -z "$$missed" || { echo "missed:$$missed"; exit 1; }
 
+dist: $(VENV)/.installed-tools ## build the sdist, and from it the wheel, into dist/, and check what PyPI would refuse
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+# Versions stay as they are where pyproject.toml allows them. 3.11.5 is the oldest Python that all of them have. A torch for
+# CUDA pins what it needs of $(CUDA) exactly, and others need none of it.
+UV = $(BIN)/uv pip compile --quiet --python-version 3.11.5 --no-annotate --custom-compile-command 'make constraints' \
+	--excludes build/excludes.txt --overrides build/overrides.txt $(ARGS) pyproject.toml
+CUDA := $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse \
+	cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx) cuda-bindings cuda-pathfinder cuda-toolkit triton
+
+constraints: $(VENV)/.installed-tools ## pin the versions of all extras; ARGS=--upgrade for new ones, ARGS='-P mlflow' for one
+	@mkdir -p build && printf '%s\n' $(CUDA) >build/excludes.txt && echo 'optuna>=3.6' >build/overrides.txt
+	printf '%s\n' hydra-optuna-sweeper $(TOOLS) | $(UV) - --all-extras --python-platform linux --output-file constraints.txt
+	$(UV) --constraints constraints.txt --universal --generate-hashes --no-emit-package torch --output-file requirements.lock
+
 clean: ## remove the environment and caches, keep outputs/
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -62,6 +80,11 @@ $(VENV)/.installed-docs: EXTRAS := [docs]
 $(VENV)/.installed-test: $(VENV)/.installed-alone
 $(VENV)/.installed-alone: constraints.txt | $(BIN)/python
 	$(PIP) --no-deps hydra-optuna-sweeper torchvision timm
+	@touch $@
+
+# Needs neither the project nor torch.
+$(VENV)/.installed-tools: constraints.txt | $(BIN)/python
+	$(PIP) $(TOOLS)
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python

@@ -7,8 +7,12 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("runner", "callbacks", "algorithms")
@@ -94,3 +98,24 @@ def test_the_lists_of_exceptions_hold_nothing_that_is_needless():
     used = {NAMES.get(name, name).lower() for name in packages}
     assert {*NOT_DECLARED, *NAMES} <= {*packages}
     assert used.isdisjoint(NOT_IMPORTED) and {*NOT_IMPORTED} <= {*declared()}
+
+
+def test_the_lock_has_the_versions_of_the_constraints_and_hashes_without_addresses():
+    """Of all that a run needs, but torch, of which each machine has a build of its own."""
+    pins = dict(re.findall(r"^([a-z0-9-]+)==([^ \n]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    text = (ROOT / "requirements.lock").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ \n]+)", text, re.MULTILINE))
+    needed = {name for name, extras in declared().items() if "" in extras}
+    assert needed - {"torch"} <= {*locked} and "torch" not in locked
+    assert {name: version for name, version in locked.items() if pins.get(name, version) != version} == {}
+    assert len(re.findall(r"^[a-z0-9-]+==.*\\\n +--hash=sha256:", text, re.MULTILINE)) == len(locked)
+    assert "://" not in text
+
+
+def test_constraints_pin_all_that_is_declared_from_its_lowest_version_on():
+    pins = dict(re.findall(r"^([a-z0-9-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in chain(project["dependencies"], *project["optional-dependencies"].values()):
+        requirement = Requirement(text)
+        if requirement.name != project["name"]:
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text

@@ -81,7 +81,7 @@ def test_an_sdist_has_the_project_without_what_only_a_checkout_needs(dist: Path)
     names = {member.name.partition("/")[2] for member in members}
     for folder in ("runner", *ROOMS, "tests", "docs", "benchmarks"):
         assert files_of(folder) <= names
-    only_here = {".ci", ".editable", ".git", ".github", ".pre-commit-config.yaml", "outputs", "build", "dist"}
+    only_here = {".editable", ".git", ".pre-commit-config.yaml", "outputs", "build", "dist"}
     top = {path.name for path in ROOT.iterdir() if not path.name.startswith((".venv", ".pytest", ".ruff"))}
     assert top - {name.partition("/")[0] for name in names} <= only_here
 

@@ -10,6 +10,7 @@ output has a line for each case; the exit code is 1 if any differs. COMMIT must 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -128,7 +129,9 @@ def differences_of_runs(before: Path, after: Path) -> list[str]:
 
 def main() -> int:
     """Compare all cases, and print a line for each."""
-    commit = (sys.argv[1:] or ["HEAD"])[0]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", nargs="?", default="HEAD", help="commit to compare with (default HEAD)")
+    commit = parser.parse_args().commit
     differing = 0
     with tempfile.TemporaryDirectory() as parent:
         tree = Path(parent) / "tree"

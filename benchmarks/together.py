@@ -10,6 +10,7 @@ on the cores that the other run needs.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -55,6 +56,7 @@ def read_seconds(run_dir: Path) -> float:
 
 def main() -> int:
     """Print the ratios; exit code 1 if one is over its limit."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     alone = min(train(1) for _ in range(2))
     many = [f"launch.threads={os.cpu_count()}"]
     ratios = {"one thread each": train(2) / alone, "all cores": train(2, None, many) / alone}

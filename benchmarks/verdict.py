@@ -14,6 +14,7 @@ or anytime evidence needs more than 1.5 times the pairs of a test that knew thei
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 
@@ -189,4 +190,5 @@ def decisions() -> bool:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(0 if all([errors(), power(), coverage(), looks(), anytime_power(), trained(), decisions()]) else 1)

@@ -1,0 +1,16 @@
+"""Asking a benchmark for help measures nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmark_modules import FOLDER
+from python_process import run_python
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("[a-z]*.py")), ids=lambda file: file.stem)
+def test_help_prints_usage_and_ends(file: Path, tmp_path: Path):
+    done = run_python([str(file), "--help"], cwd=tmp_path, check=True)
+    assert done.stdout.startswith(f"usage: {file.name} ") and f"python benchmarks/{file.name}" in done.stdout

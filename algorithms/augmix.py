@@ -62,10 +62,10 @@ class AugMix(Augmentation):
     Args:
         severity: largest strength of an operation, above 0 and at most 10; 10 means 30 degrees, shear 0.3, 45 % of the
             side, 4 bits.
-        depth: number of operations in a chain, at least 1; -1 draws 1, 2 or 3 for each chain. width: number of chains
-        for each image, at least 1. alpha: parameter of the distributions of the chains' shares, above 0; with a smaller
-        value, one version dominates
-            more.
+        depth: number of operations in a chain, at least 1; -1 draws 1, 2 or 3 for each chain.
+        width: number of chains for each image, at least 1.
+        alpha: parameter of the distributions of the chains' shares, above 0; with a smaller value, one version
+            dominates more.
         mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
         std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
         input_key: index or name of the images (N, C, H, W) in a batch.

@@ -44,10 +44,10 @@ lint: $(VENV)/.installed-dev ## run ruff and pyright
 docs: $(VENV)/.installed-docs ## build the site of docs/ into build/site; a wrong link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Continues when one misses its limit, and fails at the end.
+# Continues when one misses its limit, and fails at the end. Exit code 2: it cannot be measured on this machine.
 bench: $(VENV)/.installed-run ## measure what we claim; hours, most of them for algorithms.py
 	@missed=; for benchmark in benchmarks/[a-z]*.py; do \
-		echo "== $$benchmark"; $(BIN)/python "$$benchmark" || missed="$$missed $$benchmark"; done; \
+		echo "== $$benchmark"; $(BIN)/python "$$benchmark" || [ $$? = 2 ] || missed="$$missed $$benchmark"; done; \
 		test -z "$$missed" || { echo "missed:$$missed"; exit 1; }
 
 dist: $(VENV)/.installed-tools ## build the sdist, and from it the wheel, into dist/, and check what PyPI would refuse

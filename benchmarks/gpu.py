@@ -1,10 +1,12 @@
-"""Compare the trainer on a GPU with hand-written loops, in about ten minutes; exit code 1 if a limit is exceeded.
+"""Compare the trainer on a GPU with hand-written loops, within eight minutes, and write the table of docs/speed.md.
 
     python benchmarks/gpu.py            # everything
     python benchmarks/gpu.py loops      # sections with this word in their names
+    python benchmarks/gpu.py --dry-run  # without a GPU, at tiny sizes: tests this file, measures nothing
 
-Times are medians of rounds that take turns, over steps with the device synchronized at both ends. Without a GPU, it
-runs at tiny sizes, which tests this file but measures nothing: rows that need a GPU say so, and no limit is checked.
+Times are medians of rounds that take turns, over steps with the device synchronized at both ends. Each section has a
+share of the minutes, and what earlier sections left; one that uses them up is cut off and says so. The exit code is 1
+if a limit is exceeded or a section fails or is cut off, and 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 PRECISION = "amp_bf16" if ON_GPU else "fp32"
 ROUNDS = 3 if ON_GPU else 1
 WARM_UP, STEPS = (10, 40) if ON_GPU else (1, 2)
+FEW_STEPS = 10 if ON_GPU else 2  # for each of the many plug-ins
 LIMIT = 1.01  # times the hand-written loop, in time and in peak memory
 NEEDS_GPU = "needs a GPU"
 NETWORKS = ("gpt", "resnet18")
@@ -79,6 +82,25 @@ class Row:
     value: float | str
     limit: float | None = None
     unit: str = "times"
+
+
+class OutOfTime(Exception):
+    """The time of a section is over."""
+
+
+@dataclass
+class Clock:
+    """The time until which a section may begin another run."""
+
+    deadline: float = float("inf")
+
+    def check(self) -> None:
+        """Raise `OutOfTime` after the deadline."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+
+CLOCK = Clock()
 
 
 def make_model(name: str) -> Model:
@@ -142,7 +164,8 @@ def wait() -> None:
 class Stopwatch(Callback):
     """Measures the time of the steps after the warm-up, within the context that `around` returns."""
 
-    def __init__(self, around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
+    def __init__(self, around: Callable[[], contextlib.AbstractContextManager[Any]], steps: int) -> None:
+        self._last = WARM_UP + steps
         self._stack = contextlib.ExitStack()
         self._around = around
         self.seconds = 0.0
@@ -154,7 +177,7 @@ class Stopwatch(Callback):
             self.seconds = -time.perf_counter()
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        if state.timestamp.batch == WARM_UP + STEPS:
+        if state.timestamp.batch == self._last:
             self._stack.close()
             wait()
             self.seconds += time.perf_counter()
@@ -162,6 +185,7 @@ class Stopwatch(Callback):
 
 def by_hand(name: str) -> float:
     """Return the seconds of the steps in a hand-written loop."""
+    CLOCK.check()
     model = make_model(name).to(DEVICE)
     optimizer = make_optimizer(model.parameters())
     inputs, targets = (tensor.to(DEVICE).split(batch_size(name)) for tensor in make_data(name))
@@ -185,12 +209,14 @@ def by_trainer(
     loader: Any = None,
     around: Any = contextlib.nullcontext,
     prepare: Callable[[Trainer], None] = lambda trainer: None,
+    steps: int = STEPS,
     **arguments: Any,
 ) -> float:
     """Return the seconds of the same steps in the Trainer, after `prepare` has changed it."""
+    CLOCK.check()
     model = make_model(name)
     vars(model)["metrics"] = lambda train: {}  # the hand-written loop has none
-    watch = Stopwatch(around)
+    watch = Stopwatch(around, steps)
     own_callbacks = arguments.pop("callbacks", [])
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -198,7 +224,7 @@ def by_trainer(
             model=model,
             train_dataloader=loader or TensorLoader(*make_data(name), batch_size=batch_size(name), shuffle=False),
             optimizers=make_optimizer,
-            max_duration=f"{WARM_UP + STEPS}ba",
+            max_duration=f"{WARM_UP + steps}ba",
             precision=PRECISION,
             device=DEVICE,
             callbacks=[*own_callbacks, watch],
@@ -278,14 +304,15 @@ def throughput() -> Iterator[Row]:
 def plug_ins() -> Iterator[Row]:
     """Time with each algorithm and callback, on the GPT, or on ResNet-18 if it does not work with the GPT."""
     operations = importlib.import_module("operations")
-    plain = {name: statistics.median(by_trainer(name) for _ in range(ROUNDS)) for name in NETWORKS}
+    plain = {name: statistics.median(by_trainer(name, steps=FEW_STEPS) for _ in range(ROUNDS)) for name in NETWORKS}
     for module in (algorithms, callbacks):
         for name in (name for name in module.__all__ if name not in operations.LEFT_OUT):
             for network, seconds in plain.items():
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                         plug_in: Any = [getattr(module, name)(**operations.GIVEN.get(name, {}))]
-                        seconds_with = by_trainer(network, **{module.__name__.rpartition(".")[2]: plug_in})
+                        group = module.__name__.rpartition(".")[2]
+                        seconds_with = by_trainer(network, steps=FEW_STEPS, **{group: plug_in})
                 except (TypeError, ValueError):
                     continue  # it does not support this network
                 yield Row(f"{name}, {network}", seconds_with / seconds)
@@ -418,47 +445,72 @@ def one_rank() -> Iterator[Row]:
     yield Row("largest difference of a weight", float((weights[True] - weights[False]).abs().max()), 0, "")
 
 
-SECTIONS = (
-    loops,
-    syncs,
-    compiling,
-    prefetch,
-    out_of_memory,
-    resumed,
-    saves,
-    wrong_labels,
-    one_rank,
-    throughput,
-    plug_ins,
-)
+# Each with its share of the time, in percent.
+SECTIONS: dict[Callable[[], Iterator[Row]], int] = {
+    loops: 10,
+    syncs: 2,
+    compiling: 22,
+    prefetch: 5,
+    out_of_memory: 3,
+    resumed: 4,
+    saves: 14,
+    wrong_labels: 4,
+    one_rank: 5,
+    throughput: 13,
+    plug_ins: 18,
+}
+
+
+def measure(section: Callable[[], Iterator[Row]]) -> Iterator[tuple[str, str, bool]]:
+    """Yield the title, the value and the failure of each row of a section, and of an error that ends it."""
+    try:
+        for row in section():
+            value = row.value if isinstance(row.value, str) else f"{row.value:.3f} {row.unit}".rstrip()
+            limit = "" if row.limit is None else f" (limit {row.limit:g})"
+            is_over = ON_GPU and row.limit is not None and not isinstance(row.value, str) and row.value > row.limit
+            yield row.title, f"{value}{limit}{', OVER' * is_over}", is_over
+    except OutOfTime:
+        yield "CUT OFF", "its share of the time was used up", True
+    except Exception as error:
+        yield "FAILED", f"{type(error).__name__}: {error}", True
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; return 1 if a limit was exceeded or a section failed, else 0."""
+    """Print each row, and write all of them as a table; return 1 if one failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of names of sections (default: all)")
-    words = parser.parse_args(arguments).words
-    names = [section.__name__ for section in SECTIONS]
-    for word in words:
-        if not any(word in name for name in names):
-            parser.error(f"{word!r} is in no section's name: {', '.join(names)}")
-    name = torch.cuda.get_device_name() if ON_GPU else "no GPU: tiny sizes, which measure nothing"
-    print(f"{name}, torch {torch.__version__}, {PRECISION}")
-    failed = False
-    for section in SECTIONS:
-        if words and not any(word in section.__name__ for word in words):
-            continue
+    parser.add_argument("--minutes", type=float, default=7.5, help="time for all sections (default 7.5)")
+    parser.add_argument("--table", type=Path, default=Path("build/gpu.md"), help="file to write (default build/gpu.md)")
+    parser.add_argument("--dry-run", action="store_true", help="run at tiny sizes without a GPU")
+    options = parser.parse_args(arguments)
+    for word in options.words:
+        if not any(word in section.__name__ for section in SECTIONS):
+            names = ", ".join(section.__name__ for section in SECTIONS)
+            parser.error(f"{word!r} is in no section's name: {names}")
+    if options.dry_run == ON_GPU:
+        problem = "--dry-run is for machines without a GPU; hide this one with CUDA_VISIBLE_DEVICES="
+        parser.error(problem if ON_GPU else "there is no GPU to measure; --dry-run runs it at tiny sizes")
+    device = torch.cuda.get_device_name() if ON_GPU else "dry run at tiny sizes, which measure nothing"
+    heading = f"{device}, torch {torch.__version__}, {PRECISION}"
+    print(heading)
+    chosen = {
+        key: share
+        for key, share in SECTIONS.items()
+        if not options.words or any(word in key.__name__ for word in options.words)
+    }
+    failed, share_so_far, start_time = False, 0, time.monotonic()
+    table = [heading, "", "| | | |", "| --- | --- | --- |"]
+    options.table.parent.mkdir(parents=True, exist_ok=True)
+    for section, share in chosen.items():
+        share_so_far += share
+        CLOCK.deadline = start_time + 60 * options.minutes * share_so_far / sum(chosen.values())
         print(f"\n{section.__name__}: {section.__doc__}")
-        try:
-            for row in section():
-                is_over = ON_GPU and row.limit is not None and not isinstance(row.value, str) and row.value > row.limit
-                failed |= is_over
-                value = row.value if isinstance(row.value, str) else f"{row.value:.3f} {row.unit}"
-                limit = "" if row.limit is None else f"  (limit {row.limit:g})"
-                print(f"{row.title:>36}: {value}{limit}{'  OVER' * is_over}", flush=True)
-        except Exception as error:
-            failed = True
-            print(f"  FAILED: {type(error).__name__}: {error}", flush=True)
+        for title, value, is_failed in measure(section):
+            failed |= is_failed
+            print(f"{title:>36}: {value}", flush=True)
+            table.append(f"| {section.__name__} | {title} | {value} |".replace("\n", " "))
+        options.table.write_text("\n".join(table) + "\n")  # now, so that a killed run leaves what it has measured
+    print(f"\n{time.monotonic() - start_time:.0f} s; table in {options.table}")
     return int(failed)
 
 

@@ -106,14 +106,11 @@ class Column(NamedTuple):
 def draw_table(columns: Sequence[Column]) -> list[str]:
     """Return the lines of a table of at least one column. Numbers are right-aligned; headers are bottom-aligned."""
     depth = max(len(column.head) for column in columns)
-    stacks = [[""] * (depth - len(column.head)) + column.head + column.cells for column in columns]
-    lines = []
-    for row in zip(*stacks, strict=True):
-        cells = [
-            f"{cell:>{column.width}}" if column.is_number else f"{cell:<{column.width}}"
-            for cell, column in zip(row, columns, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
+    aligned = []
+    for column in columns:
+        form = f"{{:{'>' if column.is_number else '<'}{column.width}}}"
+        aligned.append([form.format(cell) for cell in [""] * (depth - len(column.head)) + column.head + column.cells])
+    lines = ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
     return [*map(heading, lines[:depth]), *lines[depth:]]
 
 

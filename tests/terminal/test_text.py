@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from runner.terminal.text import Column, draw_table, show_seconds
@@ -21,3 +23,12 @@ def test_durations_have_units_that_people_use(seconds: float, shown: str):
 def test_a_table_has_numbers_on_the_right_and_heads_that_end_on_one_line():
     table = [Column(["run"], ["a", "bcd"]), Column(["eval/", "loss"], ["0.5", "10"], is_number=True)]
     assert draw_table(table) == ["     eval/", "run   loss", "a      0.5", "bcd     10"]
+
+
+def test_a_long_table_takes_time_in_proportion_to_its_rows():
+    def seconds(rows: int) -> float:
+        start_time = time.process_time()
+        draw_table([Column(["run"], ["outputs"] * rows), Column(["loss"], ["0.5"] * rows, is_number=True)])
+        return time.process_time() - start_time
+
+    assert seconds(10_000) < 100 * max(seconds(500), 1e-4)  # 20 times the rows; 400 times if each looked at all others

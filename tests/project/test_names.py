@@ -204,3 +204,12 @@ def test_callbacks_come_without_torch():
     program = f"import sys\nfrom runner.callbacks import {classes}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_reference_pages_count_the_defaults_to_the_core(package: str):
+    defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+    (names,) = (entry[package] for entry in defaults if package in entry)
+    page = (ROOT / "docs" / "reference" / f"{package}.md").read_text()
+    core = page.partition(" belong to the core")[0].rpartition("\n\n")[2]
+    assert re.findall(r"`(\w+)`", core) == [public_class(package, name) for name in names]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runner.checkpoints.base import forget_trained
+from runner.checkpoints.base import forget_changed
 from runner.core.randomness import ForwardStream
 from runner.distributed import standstill
 from runner.distributed.collectives import all_reduce_sum
@@ -84,7 +84,7 @@ class Run:
         self._sums_tokens = self.world_size > 1 and (picks_samples or is_uneven)
         self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
-        forget_trained(self.state.unwrapped_model)
+        forget_changed(self.state.unwrapped_model)
         self.freezing = Freezing(self.state.unwrapped_model, self.state.optimizers)
         self.bind(self.wrap())
         standstill.watch_run(self)
@@ -115,7 +115,7 @@ class Run:
     def follow_freezing(self) -> None:
         """Wrap the model again if hooks froze or unfroze parameters, because DDP does not notice such changes."""
         if self.freezing.has_changed():
-            forget_trained(self.state.unwrapped_model)
+            forget_changed(self.state.unwrapped_model)
             self.bind(self.state.unwrapped_model)
             gc.collect()  # DDP is part of reference cycles, and its hooks on parameters must be gone
             self.bind(self.wrap())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from runner.checkpoints import snapshot
+from runner.checkpoints import base, snapshot
 from runner.core.destination import LoggerDestination
 from runner.core.engine import Engine
 from runner.core.hooks import Algorithm, Callback
@@ -214,8 +214,7 @@ class Trainer:
 
         Args:
             eval_dataloader: a loader, an Evaluator or a list of Evaluators, instead of the Trainer's.
-            checkpoint: a checkpoint or a run's folder whose weights to evaluate, instead of the model's current ones;
-                the metrics are logged at its time.
+            checkpoint: a checkpoint or a run's folder whose weights to evaluate; metrics are logged at its time.
 
         Raises:
             ValueError: there are no evaluation data, neither here nor in the Trainer.
@@ -358,6 +357,7 @@ class Trainer:
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
         self._layout.move(model, state.device, state.precision.weight_dtype)
+        base.forget_changed(model)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
         model = state.model = state.unwrapped_model

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from runner.checkpoints.base import Base, digest_of, set_base
+from runner.distributed.ranks import get_local_rank
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 from runner.models.hf.tasks import TASKS
@@ -47,7 +48,9 @@ def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, An
         return None  # PiSSA, OLoRA and others subtract the new adapters from the weights
     new = getattr(network, "new_weights", ())  # missing on the meta device
     weights = {key: weight for key, weight in network.named_parameters() if key not in new}
-    known = "" if any(weight.is_meta for weight in weights.values()) else digest_of(weights)
+    # Each machine has files of its own. A rank that finds another base ends the others.
+    is_hashed = get_local_rank() == 0 and not any(weight.is_meta for weight in weights.values())
+    known = digest_of(weights) if is_hashed else ""
     return Base(name, revision, known, set()), {id(weight) for weight in weights.values()}
 
 

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from runner.checkpoints.base import bases_of, forget_trained, left_out
+from runner.checkpoints.base import bases_of, forget_changed, left_out
 from runner.checkpoints.files import find_checkpoint, read_file
+from runner.checkpoints.hashing import digest
+from runner.checkpoints.snapshot import load_weights, save_checkpoint
+from runner.core.hooks import Algorithm
 from runner.models.hf.causal_lm import HFCausalLM
+from runner.models.hf.language import HFLanguageModel
+from runner.training.trainer import Trainer
 
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
@@ -147,7 +152,7 @@ def test_weights_that_were_trained_are_saved_even_if_they_are_frozen_again(llama
     name, weight = next(item for item in model.named_parameters() if not item[1].requires_grad)
     assert id(weight) in left_out(model)
     weight.requires_grad_(True)
-    forget_trained(model)
+    forget_changed(model)
     weight.requires_grad_(False)
     assert id(weight) not in left_out(model) and name not in bases_of(model)[""].weights
 
@@ -155,3 +160,60 @@ def test_weights_that_were_trained_are_saved_even_if_they_are_frozen_again(llama
 def test_adapters_that_change_the_base_keep_it_in_checkpoints(llama: Path):
     assert not bases_of(HFCausalLM(str(llama), lora={"r": 2, "init_lora_weights": "pissa"}))
     assert not bases_of(HFCausalLM(str(llama), pretrained=False, lora=LORA))
+
+
+class Shift(Algorithm):
+    """Changes frozen weights in place, as code from elsewhere may: one while the model is set up, another later."""
+
+    def shift(self, state: Any, layer: int, factor: float) -> None:
+        weight = state.unwrapped_model.get_parameter(f"{LAYERS}.{layer}.mlp.down_proj.weight")
+        assert not weight.requires_grad
+        weight.data.mul_(factor)
+
+    def init(self, state: Any, logger: Any) -> None:
+        self.shift(state, 0, 2.0)
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        self.shift(state, 1, -1.0)
+
+
+LAYERS = "module.network.base_model.model.model.layers"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.filterwarnings("ignore:precision='bf16'")
+def test_frozen_weights_that_were_changed_in_place_are_saved(
+    llama: Path, tmp_path: Path, precision: str, caplog: pytest.LogCaptureFixture
+):
+    def make(algorithms: list[Algorithm]) -> Trainer:
+        batches = [(torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8, dtype=torch.int64))]
+        model = HFLanguageModel(HFCausalLM(str(llama), lora=LORA))
+        adam = torch.optim.AdamW
+        return Trainer(
+            model=model, train_dataloader=batches, optimizers=adam, algorithms=algorithms, precision=precision
+        )
+
+    with make([Shift()]) as changed, make([]) as plain:
+        changed.fit()
+        save_checkpoint(changed.state, tmp_path / "saved")
+        kept = {name for name in read_file(tmp_path / "saved", "model.pt") if "lora_" not in name}
+        assert kept == {f"{LAYERS}.{layer}.mlp.down_proj.weight" for layer in (0, 1)}
+        assert caplog.text.count("1 frozen weights are no longer those of") == 2
+        load_weights(plain.state, tmp_path / "saved")
+        expected = changed.state.unwrapped_model.state_dict()
+        assert all(torch.equal(expected[key], value) for key, value in plain.state.unwrapped_model.state_dict().items())
+
+
+def test_a_base_is_hashed_once_for_each_machine(llama: Path, monkeypatch: pytest.MonkeyPatch):
+    network = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    expected = digest({name: digest(weight) for name, weight in network.named_parameters()})
+    assert bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest == expected
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest == ""
+
+
+def test_two_ranks_refuse_another_base(run_here, llama: Path):
+    run_here(*command(), code=0)
+    save_llama(llama, seed=2)
+    wrong = run_here("eval", "run", "launch.nproc_per_node=2", code=2).err
+    assert wrong.count("holds only what was trained on the base") == 1

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from runner import Algorithm, LanguageModel, Logger, Model, State
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
-from runner.failures.checks import check_number
+from runner.failures.checks import check_number, refuse_if
 from runner.models.supervised import SupervisedModel
-from runner.models.target_mean import TargetMean, read_loss
+from runner.models.target_mean import TargetMean, read_loss, smoothing_of
 
 
 def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:
@@ -51,7 +51,8 @@ class LabelSmoothing(Algorithm):
             `LanguageModel`, and otherwise for 1, K of (N, K, ...).
 
     Raises:
-        ValueError: `smoothing` is out of range; or, during training, the shapes of targets and outputs do not match.
+        ValueError: `smoothing` is out of range, or the model's loss smooths too or is for samples of several classes;
+            or, during training, the shapes of targets and outputs do not match.
         TypeError: during training, the outputs are not a tensor.
 
     Evidence:
@@ -71,6 +72,10 @@ class LabelSmoothing(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
+        reason = "the model's loss smooths labels too (label_smoothing); leave one of the two out"
+        refuse_if(smoothing_of(getattr(model, "loss_fn", None)) > 0, "smoothing", self.smoothing, reason)
+        reason = "a sample has any number of classes; give model.label_smoothing instead of the algorithm"
+        refuse_if(getattr(model, "multi_label", False), "smoothing", self.smoothing, reason)
         self._loss_fn = find_cross_entropy(model, self.target_key, self.class_dim)
         if self.class_dim is None:
             self.class_dim = -1 if isinstance(model, LanguageModel) else 1

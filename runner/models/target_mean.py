@@ -102,6 +102,11 @@ def read_loss(loss_fn: Any) -> TargetMean | Literal["samples"] | None:
     return "samples" if function is None else TargetMean(loss_fn, function)
 
 
+def smoothing_of(loss_fn: Any) -> float:
+    """Return the label smoothing of a loss; 0 if it does not smooth, or is a function of one's own."""
+    return float(_options_of(loss_fn).get("label_smoothing") or 0)
+
+
 def _options_of(loss_fn: Any) -> Mapping[str, Any]:
     if isinstance(loss_fn, nn.Module):
         return {name: getattr(loss_fn, name) for name in (*_OPTIONS, "reduction") if hasattr(loss_fn, name)}

@@ -150,3 +150,32 @@ def test_a_custom_loss_gets_probabilities(train, make_trainer):
     torchs = train(LabelSmoothing(0.2), max_duration="2ba")
     own = train(LabelSmoothing(0.2), max_duration="2ba", model=Own(make_trainer().state.unwrapped_model.module, 3))
     torch.testing.assert_close(own.seen, torchs.seen)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["+model.label_smoothing=0.1"],
+            "the model's loss smooths labels too (label_smoothing); leave one of the two out",
+        ),
+        (
+            [
+                "model=supervised",
+                "model.loss_fn._target_=torch.nn.CrossEntropyLoss",
+                "+model.loss_fn.label_smoothing=0.1",
+            ],
+            "the model's loss smooths labels too",
+        ),
+    ],
+)
+def test_labels_are_not_smoothed_twice(run_here, words: list[str], reason: str):
+    wrong = run_here("check", "algorithms=label_smoothing", *words, code=2).err
+    assert "smoothing=0.1: " in wrong and reason in wrong
+
+
+def test_samples_of_several_classes_are_refused(fit):
+    model = ClassificationModel(torch.nn.Linear(4, 3), 3, multi_label=True)
+    loader = TensorLoader(torch.zeros(4, 4), torch.ones(4, 3), batch_size=4)
+    with pytest.raises(ValueError, match=r"give model\.label_smoothing instead of the algorithm"):
+        fit(model, loader, LabelSmoothing())

@@ -80,6 +80,19 @@ def describe_bases(model: nn.Module) -> dict[str, dict[str, Any]]:
     return {BASE: facts} if facts else {}
 
 
+def digests_of(model: nn.Module) -> tuple[str, str]:
+    """Return digests of a model's bases and of what a checkpoint holds now; empty without a base. All ranks.
+
+    Bases are separated by commas.
+    """
+    known = [base.digest for base in bases_of(model).values() if base.weights]
+    if not known:
+        return "", ""
+    skipped = left_out(model)
+    weights = model.state_dict(keep_vars=True).items()
+    return ", ".join(known), digest({name: weight for name, weight in weights if id(weight) not in skipped})
+
+
 def names_in_base(model: nn.Module, weights: Mapping[str, Any], checkpoint: Path) -> set[str]:
     """Return the names of a model's weights that a checkpoint left out, after checking that the model has its base.
 

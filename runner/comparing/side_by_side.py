@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from runner.files.printable import printable
 from runner.records.environment import affecting
 from runner.records.listing import SavedFolder
 from runner.records.record import Record
-from runner.records.result import read_result
+from runner.records.result import Result, read_result
 from runner.terminal.text import heading, shortened, show_seconds, table_width
 
 LABEL = 36  # characters of a row's name
 NARROW = 8  # characters of a run's column, at least
 WIDE = 24  # characters of a run's column, at most
+DIGITS = 8  # of a digest
 
 Row = tuple[str, list[str]]
 
@@ -52,6 +53,13 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
     return lines
 
 
+def describe_bases(results: Iterable[Result | None]) -> str | None:
+    """Return a sentence if runs trained adapters on different bases; None if not."""
+    bases = sorted({result.base[:DIGITS] for result in results if result is not None and result.base})
+    text = "these runs trained adapters on different bases, so their metrics also measure the base"
+    return printable(f"{text} ({', '.join(bases)})") if len(bases) > 1 else None
+
+
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Return the ends of paths, as short as possible but distinct."""
     names = [str(folder) for folder in folders]
@@ -71,6 +79,10 @@ def _outcomes(folders: Sequence[Path]) -> Iterator[Row]:
     loads = [{} if result is None else result.load for result in results]
     if any("others" in load for load in loads):
         yield "other work on the machine", [f"{load['others']:.0%}" if "others" in load else "-" for load in loads]
+    for name in ("base", "adapter"):
+        digests = ["" if result is None else getattr(result, name) for result in results]
+        if any(digests):
+            yield name, [printable(digest[:DIGITS]) or "-" for digest in digests]
     names = dict.fromkeys(name for result in results if result is not None for name in result.metrics)
     for name in sorted(names, key=lambda name: name.startswith("train/")):
         values = [None if result is None else result.metrics.get(name) for result in results]

@@ -27,7 +27,7 @@ RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: runs from Python, runs of 
 LOCK = ".lock"  # in a run's folder, locked while the run trains
 SMALL = 16_000  # characters; shorter sections are cached once parsed
 _SECTION = re.compile(r"^(\w+):.*\n(?:[ -].*\n)*", re.MULTILINE)
-FIELDS = ("status", "name", "folder", "verb", "started", "seconds", "objective")
+FIELDS = ("status", "name", "folder", "verb", "started", "seconds", "objective", "base", "adapter")
 """Fields to select runs by, in addition to metrics, choices and keys of the config."""
 
 

@@ -61,6 +61,8 @@ class Result:
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         parent: folder of the run that this one was forked from; empty if it started from scratch.
         forked_at: the batch of the parent after which it began.
+        base: digests of the frozen weights that checkpoints leave out; empty without any.
+        adapter: digest of the weights that were trained on this base, as evaluations use them; empty without a base.
         batches: batches trained when training ended regularly; 0 until then.
         seconds: time of `fit` and tests in all sessions that ended, without building objects before and waiting for
             MLflow after; for other verbs, the time of evaluations or predictions.
@@ -89,6 +91,8 @@ class Result:
     tested: str | None = None
     parent: str = ""
     forked_at: int = 0
+    base: str = ""
+    adapter: str = ""
     batches: int = 0
     seconds: float = 0.0
     load: dict[str, float] = field(default_factory=dict)
@@ -101,11 +105,15 @@ class Result:
 
     def measure(self, state: State, objective: str | list[str] | None) -> None:
         """Fill in the last metrics of a run and its objectives. All ranks."""
+        from runner.checkpoints.base import digests_of
+        from runner.core.engine import evaluation_weights
         from runner.distributed.environment import is_rank_zero
         from runner.records.evaluation import describe_evaluators
         from runner.training.metrics import lower_is_better, scalars
 
         self.batches = state.timestamp.batch
+        with evaluation_weights(state):
+            self.base, self.adapter = digests_of(state.unwrapped_model)
         for label, values in state.metric_values.items():
             for name, value in values.items():
                 measured = {key: float(number) for key, number in scalars(f"{label}/{name}", value).items()}

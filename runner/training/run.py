@@ -115,7 +115,6 @@ class Run:
     def follow_freezing(self) -> None:
         """Wrap the model again if hooks froze or unfroze parameters, because DDP does not notice such changes."""
         if self.freezing.has_changed():
-            forget_changed(self.state.unwrapped_model)
             self.bind(self.state.unwrapped_model)
             gc.collect()  # DDP is part of reference cycles, and its hooks on parameters must be gone
             self.bind(self.wrap())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.checkpoints.digest import DIGESTS, differing_tensors, first_difference, read_digests
-from runner.comparing.side_by_side import short_names, side_by_side
+from runner.comparing.side_by_side import describe_bases, short_names, side_by_side
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
@@ -111,8 +111,8 @@ def run(job: Job) -> None:
         folders = [_folder_of(str(word), job.experiment) for word in job.command.words]
     lines = side_by_side(folders)
     results = [result for result in map(read_result, folders) if result is not None]
-    if (unequal := describe_inequality(result.load for result in results)) is not None:
-        lines += ["", f"note: {unequal}"]
+    for note in (describe_inequality(result.load for result in results), describe_bases(results)):
+        lines += [] if note is None else ["", f"note: {note}"]
     rows, agree = _compare_digests(folders)
     set_fields(result={"runs": [_describe(folder) for folder in folders], "digests": dict(rows), "agree": agree})
     print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))

@@ -32,6 +32,7 @@ from runner.comparing.candidates import (
 from runner.comparing.conditions import to_number, to_text
 from runner.comparing.decision import bootstrap, find_ties
 from runner.comparing.foreign_results import Columns
+from runner.comparing.side_by_side import describe_bases
 from runner.failures.errors import WrongKey
 from runner.files.printable import csv_cell, printable
 from runner.records.listing import SavedFolder
@@ -99,6 +100,8 @@ def run(command: Command) -> None:
     rows = _keys(command, "rows", candidate) or [key for key in differing[:1] if key not in across]
     table = make_table(candidate, metric, lower, rows, across)
     table.notes.extend(f"{name}: {text}" for name, text in describe_foreign([candidate]))
+    if (bases := describe_bases(run.saved.result for run in candidate.runs)) is not None:
+        table.notes.append(f"{bases}; --rows base separates them")
     set_fields(result=as_data(table))
     print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[command.options["format"]](table), end="")
 

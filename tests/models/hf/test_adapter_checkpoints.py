@@ -217,3 +217,21 @@ def test_two_ranks_refuse_another_base(run_here, llama: Path):
     save_llama(llama, seed=2)
     wrong = run_here("eval", "run", "launch.nproc_per_node=2", code=2).err
     assert wrong.count("holds only what was trained on the base") == 1
+
+
+def test_runs_show_the_base_and_the_adapters_that_they_evaluate(run_here, llama: Path):
+    ema = ["algorithms=[ema]", "algorithms.ema.half_life=1ba"]
+    run_here(*command(*ema, folder="a"), code=0)
+    run_here(*command("seed=1", folder="b"), code=0)
+    shared = json.loads((find_checkpoint("a") / "base.json").read_text())["module"]["digest"]
+    results = [json.loads(Path(name, "result.json").read_text()) for name in "ab"]
+    assert [result["base"] for result in results] == [shared, shared]
+    assert [result["adapter"] for result in results] == [digest(weights_of(name)) for name in "ab"]
+    same = run_here("compare", "a", "b", code=0).out
+    assert re.search(rf"^base +{shared[:8]} +{shared[:8]}$", same, re.MULTILINE) and "different bases" not in same
+    save_llama(llama, seed=2)
+    run_here(*command("seed=1", folder="c"), code=0)
+    assert "note: these runs trained adapters on different bases" in run_here("compare", "a", "c", code=0).out
+    assert "different bases" in run_here("table", "b", "c", "--rows", "name", code=0).out
+    rows = run_here("table", "b", "c", "--rows", "base", code=0).out
+    assert f"| {shared} |" in rows

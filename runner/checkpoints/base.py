@@ -63,6 +63,19 @@ def bases_of(model: nn.Module) -> dict[str, Base]:
     return {name: base for name, base in bases.items() if isinstance(base, Base)}
 
 
+def parameter_of(name: str) -> str:
+    """Return the name of the parameter to which an entry of a `state_dict` belongs, such as its quantization scales."""
+    head, _, part = name.partition(".weight.")
+    return f"{head}.weight" if part else name
+
+
+def state_to_save(model: nn.Module) -> dict[str, Any]:
+    """Return the entries of a model's `state_dict` that a checkpoint holds. All ranks that save a part of the model."""
+    skipped = left_out(model)
+    state = model.state_dict(keep_vars=True)  # the parameters themselves, because detaching DTensors is slow
+    return {name: value for name, value in state.items() if id(state.get(parameter_of(name), value)) not in skipped}
+
+
 def left_out(model: nn.Module) -> set[int]:
     """Return the ids of the parameters that a checkpoint leaves out now. All ranks that save a part of the model."""
     forget_changed(model)
@@ -88,9 +101,7 @@ def digests_of(model: nn.Module) -> tuple[str, str]:
     known = [base.digest for base in bases_of(model).values() if base.weights]
     if not known:
         return "", ""
-    skipped = left_out(model)
-    weights = model.state_dict(keep_vars=True).items()
-    return ", ".join(known), digest({name: weight for name, weight in weights if id(weight) not in skipped})
+    return ", ".join(known), digest(state_to_save(model))
 
 
 def names_in_base(model: nn.Module, weights: Mapping[str, Any], checkpoint: Path) -> set[str]:
@@ -115,7 +126,7 @@ def names_in_base(model: nn.Module, weights: Mapping[str, Any], checkpoint: Path
             raise wrong_argument(key, own[path].name, f"{reason} {key}=<a folder or a model with those weights>")
     shared = {id(weight) for name, weight in model.named_parameters() if name in {*_names(own)}}
     tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in shared}
-    return tied - weights.keys()
+    return {name for name in model.state_dict() if parameter_of(name) in tied} - weights.keys()
 
 
 def forget_base(model: nn.Module, loaded: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.checkpoints.base import describe_bases, left_out
+from runner.checkpoints.base import describe_bases, state_to_save
 from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.files import MODEL_CONFIG, Snapshot, find_checkpoint, read_file, verify_together
@@ -190,7 +190,7 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
         yield
     finally:
         state.timestamp = timestamp
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, strict=False)  # quantized layers have entries that they do not load
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -268,9 +268,7 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
 
 def _weights(model: nn.Module, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> dict[str, Any]:
     """Return a model's `state_dict` on the CPU, without its base; names that share a weight still share it."""
-    skipped = left_out(model)
-    weights = model.state_dict(keep_vars=True)  # the parameters themselves, because detaching DTensors is slow
-    weights = {name: value for name, value in weights.items() if id(value) not in skipped}
+    weights = state_to_save(model)
     on_cpu: dict[int, Any] = {}
     for name, value in weights.items():
         if id(value) not in on_cpu:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from runner.checkpoints.base import Base, digest_of, set_base
+from runner.checkpoints.base import Base, digest_of, parameter_of, set_base
 from runner.distributed.ranks import get_local_rank
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
@@ -50,7 +50,8 @@ def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, An
     weights = {key: weight for key, weight in network.named_parameters() if key not in new}
     # Each machine has files of its own. A rank that finds another base ends the others.
     is_hashed = get_local_rank() == 0 and not any(weight.is_meta for weight in weights.values())
-    known = digest_of(weights) if is_hashed else ""
+    scales = {key: value for key, value in network.state_dict().items() if parameter_of(key) != key}
+    known = digest_of({**weights, **scales}) if is_hashed else ""
     return Base(name, revision, known, set()), {id(weight) for weight in weights.values()}
 
 

@@ -27,6 +27,7 @@ class HFCausalLM(HFNetwork):
         context: the longest sequence, in tokens; None is the number of the model's positions.
         revision: see `HFNetwork`.
         lora: see `HFNetwork`.
+        quantization: see `HFNetwork`.
 
     Raises:
         FileNotFoundError: there is no model of that name.
@@ -43,10 +44,11 @@ class HFCausalLM(HFNetwork):
         context: int | None = None,
         revision: HubName | None = None,
         lora: KernelOptions | None = None,
+        quantization: str | None = None,
     ) -> None:
         check_whole("context", context, 1, "a number of tokens", none="all positions of the model")
         self._max_length = context
-        super().__init__(name, "causal_lm", pretrained, None, overrides, attention, revision, lora)
+        super().__init__(name, "causal_lm", pretrained, None, overrides, attention, revision, lora, quantization)
         self.context = self._positions(self.config) if context is None else context
 
     def check_config(self, config: Any, name: str) -> None:

@@ -151,9 +151,15 @@ def check_attention(attention: str | None) -> None:
 
 
 def load_network(
-    config: Any, name: str, task: str, pretrained: bool, attention: str | None, revision: str | None
+    config: Any,
+    name: str,
+    task: str,
+    pretrained: bool,
+    attention: str | None,
+    revision: str | None,
+    quantized: Mapping[str, Any],
 ) -> Any:
-    """Return the model of a config, in float32.
+    """Return the model of a config, in float32; `quantized` has arguments of `from_pretrained` for other types.
 
     Raises:
         FileNotFoundError: the weights cannot be found.
@@ -164,7 +170,7 @@ def load_network(
     options = {"dtype": torch.float32, **({} if attention is None else {"attn_implementation": attention})}
     try:
         if pretrained:
-            network = _load_weights(auto_class, config, name, task, revision, options)
+            network = _load_weights(auto_class, config, name, task, revision, {**options, **quantized})
         else:
             network = auto_class.from_config(config, **options)
     except (ImportError, ValueError) as error:

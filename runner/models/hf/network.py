@@ -13,6 +13,7 @@ from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters, base_of, leave_out
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet_transformers
+from runner.models.hf.quantization import check_quantization, quantization_options
 from runner.models.hf.reading import one_sequence_per_row, skip_value_checks
 from runner.models.hf.tasks import check_task
 
@@ -45,6 +46,8 @@ class HFNetwork(nn.Module):
         revision: a branch, tag or commit on the Hub; None is `'main'`.
         lora: arguments of peft's `LoraConfig`, such as `{'r': 8, 'lora_alpha': 16}`: only low-rank adapters and a new
             classifier train, and the other weights are frozen. None trains all weights.
+        quantization: type in which linear layers keep their frozen weights, 'nf4' or 'fp4', both of four bits, by the
+            library bitsandbytes (QLoRA); needs `lora`. None keeps float32.
 
     Attributes:
         network: the model of transformers, inside a model of peft if there are adapters.
@@ -66,6 +69,7 @@ class HFNetwork(nn.Module):
         attention: Kernel | None = None,
         revision: HubName | None = None,
         lora: KernelOptions | None = None,
+        quantization: str | None = None,
     ) -> None:
         super().__init__()
         check_task(task)
@@ -75,6 +79,7 @@ class HFNetwork(nn.Module):
         check_whole("num_labels", num_labels, 1, none="the value in the model's config")
         reason = f"belongs to a model on the Hub, but name={name!r} is a folder; leave revision out"
         refuse_if(revision is not None and is_local(name), "revision", revision, reason)
+        check_quantization(quantization, lora is not None and pretrained)
         with quiet_transformers():
             config = override(find_config(name, revision, task, pretrained), name, overrides or {})
             if num_labels is not None:
@@ -84,7 +89,9 @@ class HFNetwork(nn.Module):
             has_base = lora is not None and pretrained
             # On the meta device there are no values to load, and none are needed.
             pretrained = pretrained and torch.get_default_device().type != "meta"
-            network = load_network(config, name, task, pretrained, attention, revision).train()
+            network = load_network(
+                config, name, task, pretrained, attention, revision, quantization_options(quantization)
+            ).train()
             skip_value_checks(network)
             base = base_of(network, name, revision, lora) if lora is not None and has_base else None
             self.network = network if lora is None else add_adapters(network, task, dict(lora))

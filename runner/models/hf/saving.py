@@ -13,6 +13,7 @@ from torch import nn
 from runner.checkpoints.base import BASE, names_in_base
 from runner.checkpoints.files import find_checkpoint, read_config, read_file
 from runner.checkpoints.weights import describe_differences, differences
+from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
 from runner.models.hf.loading import quiet_transformers
@@ -58,6 +59,8 @@ def save_pretrained(
     has_adapters = model.base is not network
     if form == "adapter" and not has_adapters:
         raise wrong_argument("form", form, "the run has trained no adapters (model.module.lora); give merged")
+    reason = "four-bit weights have no exact sum with adapters; give adapter"
+    refuse_if(form == "merged" and getattr(model.base, "is_quantized", False), "form", form, reason)
     aside = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         with quiet_transformers():

@@ -222,7 +222,7 @@ def _decoder(data: Section) -> Callable[[list[int]], str] | None:
     from runner.data.text.tokenizer import load_pretrained_tokenizer
 
     name = data.get("tokenizer") if data.target.startswith("runner.data.") else None
-    return load_pretrained_tokenizer(name).decode if isinstance(name, str) else None
+    return load_pretrained_tokenizer(name, data.get("added_tokens", ())).decode if isinstance(name, str) else None
 
 
 def _joined(parts: list[Any]) -> Any:

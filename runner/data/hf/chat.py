@@ -42,6 +42,7 @@ class ConversationSource(WindowSizes):
             drawn by seed for evaluation; without a test_split there is no test loader.
         eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
         tokenizer: a folder or a name on the Hub, for transformers' AutoTokenizer.
+        added_tokens: texts that become tokens of their own, in this order, unless they are.
         context: tokens in a window; longer conversations are cut.
         cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
         seed: seed of the order, and of the rows drawn for evaluation.
@@ -56,6 +57,7 @@ class ConversationSource(WindowSizes):
     eval_share: float = 0.1
     test_split: str | None = None
     tokenizer: HubName | None = None
+    added_tokens: Sequence[str] = ()
     context: int = 512
     cache: LocalPath | None = "~/.cache/exactrun/tokens"
     seed: int = 0
@@ -118,7 +120,7 @@ class Chat(ConversationSource):
             raise ValueError(f"prompt={self.prompt!r}, response={self.response!r}: give both columns, or neither")
         columns = {"prompt": self.prompt, "response": self.response} if self.response else {"messages": self.messages}
         key = "response" if self.response else "messages"
-        tokenizer = ChatTokenizer(self.tokenizer, needs_template=not self.response)
+        tokenizer = ChatTokenizer(self.tokenizer, not self.response, self.added_tokens)
         windows = self.make_windows(self.read_parts(*columns.values()), columns, key, tokenizer, self.pack)
         warn_of_lost(windows, self.context)
         train, *held_out = loaders_of(windows, self, self.seed)

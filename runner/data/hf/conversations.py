@@ -40,9 +40,9 @@ class ChatTokenizer(HFTokenizer):
         ValueError: the tokenizer has no end-of-text token, or lacks a chat template.
     """
 
-    def __init__(self, name: str | None, needs_template: bool) -> None:
+    def __init__(self, name: str | None, needs_template: bool, added_tokens: Sequence[str] = ()) -> None:
         refuse_if(not name, "tokenizer", name, "give a folder, or a name on the Hub: that of the model")
-        super().__init__(str(name))
+        super().__init__(str(name), added_tokens)
         if self.end is None:
             reason = "has no end-of-text token, with which answers end; choose another tokenizer"
             raise wrong_argument("tokenizer", name, reason)

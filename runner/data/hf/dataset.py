@@ -68,6 +68,7 @@ class HFDataset(WindowSizes):
             Several targets are columns of 0 and 1, one for each class; see `with_truth_values`.
         classes: class names in order, if targets are names, including classes only in other data; None: sorted names.
         tokenizer: tokenizer for texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None: bytes.
+        added_tokens: texts that become tokens of the tokenizer, in this order, unless they are.
         pack_documents: whether rows of `text` stay whole, with a tokenizer; see `PackedWindows`.
         task: task of the model, for texts with a tokenizer; None is 'sequence_classification'.
         context: window length for `text`, or maximum length of a sample for inputs that are texts, in tokens.
@@ -96,6 +97,7 @@ class HFDataset(WindowSizes):
     targets: str | Sequence[str] | None = None
     classes: Sequence[str] | None = None
     tokenizer: HubName | None = None
+    added_tokens: Sequence[str] = ()
     pack_documents: bool = False
     task: str | None = None
     cache: LocalPath | None = "~/.cache/exactrun/tokens"
@@ -150,7 +152,7 @@ class HFDataset(WindowSizes):
         check_windows(self)
         if self.eval_split is None:
             check_eval_share(self.eval_share)
-        encoder = load_tokenizer(None if self.text is None else self.tokenizer)
+        encoder = load_tokenizer(*((None,) if self.text is None else (self.tokenizer, self.added_tokens)))
         if self.pack_documents:
             end_token(encoder)
         source = Source(self.name, self.config, self.data_files, self.data_dir)
@@ -168,7 +170,9 @@ class HFDataset(WindowSizes):
             )
         refuse_if(len(inputs) > 2, "inputs", inputs, "must be one column, or two columns of texts")
         task = TASKS[0] if self.text else check_task(self.task, inputs, self.targets, self.classes, self.tokenizer)
-        return _Columns(inputs, self.targets, self.classes, self.tokenizer, self.image_size, task, self.context)
+        return _Columns(
+            inputs, self.targets, self.classes, self.tokenizer, self.image_size, task, self.context, self.added_tokens
+        )
 
 
 load_hf_dataset = data_function("load_hf_dataset", HFDataset)
@@ -184,6 +188,7 @@ class _Columns(NamedTuple):
     image_size: int | None
     task: str
     context: int
+    added_tokens: Sequence[str]
 
 
 def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> tuple[Any, bool]:
@@ -207,7 +212,7 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
     if not is_text_data:
         pair = {"inputs": columns.inputs[0], **targets}
         return fake_batches(features, pair, columns.image_size, first, names), has_many
-    encode = Encoder(str(columns.tokenizer), columns.context, columns.task)
+    encode = Encoder(str(columns.tokenizer), columns.context, columns.task, None, columns.added_tokens)
     if columns.task != TASKS[0]:
         return encode.fake(len(columns.inputs), largest_label(feature, names)), has_many
     make_labels = fake_batches(features, targets, None, first, names)
@@ -245,7 +250,7 @@ def _make_datasets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
     if not is_text_data:
         pair = {"inputs": columns.inputs[0], **targets}
         return [Columns(part, pair, columns.image_size, names) for part in rows]
-    encode = Encoder(str(columns.tokenizer), columns.context, columns.task, names)
+    encode = Encoder(str(columns.tokenizer), columns.context, columns.task, names, columns.added_tokens)
     is_labeled = columns.task == TASKS[0]
     labels = [Columns(part, targets, None, names) if is_labeled else None for part in rows]
     pairs = zip(rows, labels, strict=True)

@@ -45,7 +45,7 @@ class Preferences(ConversationSource):
 
     def load(self) -> tuple[OrderedLoader, ...]:
         """Return the loaders."""
-        tokenizer = ChatTokenizer(self.tokenizer, needs_template=False)
+        tokenizer = ChatTokenizer(self.tokenizer, False, self.added_tokens)
         prompt = {"prompt": self.prompt} if self.prompt else {}
         parts = self.read_parts(self.chosen, self.rejected, *prompt.values())
         chosen, rejected = (

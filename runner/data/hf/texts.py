@@ -141,8 +141,9 @@ class Encoder:
         context: int,
         task: str = TASKS[0],
         classes: Sequence[str] | None = None,
+        added_tokens: Sequence[str] = (),
     ) -> None:
-        self._tokenizer = load_pretrained_tokenizer(tokenizer)
+        self._tokenizer = load_pretrained_tokenizer(tokenizer, added_tokens)
         # Silence its advice to tokenize whole batches: masks would then depend on the number of ranks.
         self._tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
         self._context = context

@@ -9,7 +9,7 @@ device if it has room; otherwise batches are moved one by one, in their stored t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -60,6 +60,7 @@ class TextFiles(WindowSizes):
         test_path: a file or folder of texts to test on; None: a share of the training text, if `test_share` is not 0.
         test_share: share of the tokens held out for testing, the last tokens; 0: none.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None uses bytes.
+        added_tokens: texts that become tokens of the tokenizer, in this order, unless they are.
         pack_documents: whether windows hold whole files that do not attend to each other, see `PackedWindows`.
         cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
         seed: seed of the order of the training windows.
@@ -81,6 +82,7 @@ class TextFiles(WindowSizes):
     test_path: LocalPath | None = None
     test_share: float = 0.0
     tokenizer: HubName | None = None
+    added_tokens: Sequence[str] = ()
     pack_documents: bool = False
     cache: LocalPath | None = "~/.cache/exactrun/tokens"
     seed: int = 0
@@ -127,7 +129,7 @@ class TextFiles(WindowSizes):
             *([self.test_share] if self.test_share else []),
         ]
         files = _list_files(self.path, self.pattern, self.eval_path, self.test_path)
-        return shares, files, load_tokenizer(self.tokenizer)
+        return shares, files, load_tokenizer(self.tokenizer, self.added_tokens)
 
 
 load_text_files = data_function("load_text_files", TextFiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from runner.failures.checks import refuse_if
 from runner.libraries.hugging_face import import_hf
 from runner.libraries.targets import prepare_import
 
@@ -78,14 +79,15 @@ class HFTokenizer(Tokenizer):
 
     Args:
         name: a folder, or a name on the Hub, such as gpt2.
+        added_tokens: texts that become tokens of their own, unless they are.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist, or it is not on this machine and the Hub cannot be reached.
     """
 
-    def __init__(self, name: str) -> None:
-        self._tokenizer = load_pretrained_tokenizer(name)
+    def __init__(self, name: str, added_tokens: Sequence[str] = ()) -> None:
+        self._tokenizer = load_pretrained_tokenizer(name, added_tokens)
         vocabulary = self._tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         self.end: int | None = self._tokenizer.eos_token_id
@@ -107,22 +109,35 @@ class HFTokenizer(Tokenizer):
         return numpy.fromiter(chain.from_iterable(chain.from_iterable(parts)), self.dtype)
 
 
-def load_tokenizer(name: str | None) -> Tokenizer:
+def load_tokenizer(name: str | None, added_tokens: Sequence[str] = ()) -> Tokenizer:
     """Return a `ByteTokenizer` for None, and an `HFTokenizer` for a name.
 
     Raises:
+        ValueError: tokens are added to bytes, or are not different texts.
         ModuleNotFoundError, OSError: the tokenizer cannot be loaded, see `HFTokenizer`.
     """
-    return ByteTokenizer() if name is None else HFTokenizer(name)
+    reason = "bytes have no other tokens; set tokenizer to a folder or a name on the Hub"
+    refuse_if(name is None and bool(added_tokens), "added_tokens", added_tokens, reason)
+    return ByteTokenizer() if name is None else HFTokenizer(name, added_tokens)
 
 
-def load_pretrained_tokenizer(name: str) -> Any:
-    """Return a tokenizer of transformers, given a folder or a name on the Hub.
+def load_pretrained_tokenizer(name: str, added_tokens: Sequence[str] = ()) -> Any:
+    """Return a tokenizer of transformers, given a folder or a name on the Hub, with further tokens at its end.
 
     Raises:
+        ValueError: the further tokens are not different texts.
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist, or it is not on this machine and the Hub cannot be reached.
     """
+    texts = [text for text in added_tokens if isinstance(text, str) and text.strip()]
+    fits = not isinstance(added_tokens, str) and len({*texts}) == len(added_tokens)
+    refuse_if(not fits, "added_tokens", added_tokens, "must be a list of different texts, such as ['<tool>']")
+    tokenizer = _load_pretrained(name)
+    tokenizer.add_tokens(texts)
+    return tokenizer
+
+
+def _load_pretrained(name: str) -> Any:
     prepare_import("transformers")  # whose configs may import torchvision
     load = import_hf("transformers").AutoTokenizer.from_pretrained
     folder = Path(name).expanduser()

@@ -39,8 +39,8 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
         raise wrong_argument("lora", dict(lora), f"peft refuses it: {reason}") from error
 
 
-def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, Any]) -> tuple[Base, set[int]] | None:
-    """Return the base of a pretrained network and the ids of its parameters; None if adapters will change them.
+def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, Any]) -> Base | None:
+    """Return the base of a pretrained network, with the names there of its weights; None if adapters will change them.
 
     Weights that the task adds are not part of the base: they are drawn.
     """
@@ -52,12 +52,11 @@ def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, An
     is_hashed = get_local_rank() == 0 and not any(weight.is_meta for weight in weights.values())
     scales = {key: value for key, value in network.state_dict().items() if parameter_of(key) != key}
     known = digest_of({**weights, **scales}) if is_hashed else ""
-    return Base(name, revision, known, set()), {id(weight) for weight in weights.values()}
+    return Base(name, revision, known, {*weights})
 
 
-def leave_out(module: Any, base: tuple[Base, set[int]]) -> None:
-    """Let checkpoints leave out the parameters of a base that peft has frozen in a module."""
-    origin, ids = base
+def leave_out(module: Any, base: Base, ids: set[int]) -> None:
+    """Let checkpoints leave out the parameters of a base, by their ids, that peft has frozen in a module."""
     parameters = module.named_parameters()
-    origin.weights = {key for key, weight in parameters if id(weight) in ids and not weight.requires_grad}
-    set_base(module, origin)
+    base.weights = {key for key, weight in parameters if id(weight) in ids and not weight.requires_grad}
+    set_base(module, base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +29,7 @@ class HFCausalLM(HFNetwork):
         revision: see `HFNetwork`.
         lora: see `HFNetwork`.
         quantization: see `HFNetwork`.
+        added_tokens: see `HFNetwork`.
 
     Raises:
         FileNotFoundError: there is no model of that name.
@@ -45,10 +47,12 @@ class HFCausalLM(HFNetwork):
         revision: HubName | None = None,
         lora: KernelOptions | None = None,
         quantization: str | None = None,
+        added_tokens: Sequence[str] = (),
     ) -> None:
         check_whole("context", context, 1, "a number of tokens", none="all positions of the model")
         self._max_length = context
-        super().__init__(name, "causal_lm", pretrained, None, overrides, attention, revision, lora, quantization)
+        options = (overrides, attention, revision, lora, quantization, added_tokens)
+        super().__init__(name, "causal_lm", pretrained, None, *options)
         self.context = self._positions(self.config) if context is None else context
 
     def check_config(self, config: Any, name: str) -> None:

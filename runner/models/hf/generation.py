@@ -80,7 +80,7 @@ class Generator:
         refuse_if(bool(unused), "generation", dict(options), f"{', '.join(unused)} needs do_sample: true")
         self._task = task
         self._own = own
-        self._tokenizer = load_pretrained_tokenizer(str(tokenizer))
+        self._tokenizer = load_pretrained_tokenizer(str(tokenizer), network.added_tokens)
         self._config = self._make_config(network.base, {name: options[name] for name in options if name not in OWN})
         positions = getattr(network, "context", None) or _positions(network.config) if task == "causal_lm" else None
         self._longest = None if positions is None else positions - self._config.max_new_tokens

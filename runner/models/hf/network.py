@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from runner.failures.checks import check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters, base_of, leave_out
+from runner.models.hf.added_tokens import add_embeddings
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet_transformers
 from runner.models.hf.quantization import check_quantization, quantization_options
 from runner.models.hf.reading import one_sequence_per_row, skip_value_checks
@@ -48,6 +50,8 @@ class HFNetwork(nn.Module):
             classifier train, and the other weights are frozen. None trains all weights.
         quantization: type in which linear layers keep their frozen weights, 'nf4' or 'fp4', both of four bits, by the
             library bitsandbytes (QLoRA); needs `lora`. None keeps float32.
+        added_tokens: texts that become tokens of the model's tokenizer, which the data adds too. Their embeddings, and
+            their rows of the head, train with `lora` too.
 
     Attributes:
         network: the model of transformers, inside a model of peft if there are adapters.
@@ -70,10 +74,12 @@ class HFNetwork(nn.Module):
         revision: HubName | None = None,
         lora: KernelOptions | None = None,
         quantization: str | None = None,
+        added_tokens: Sequence[str] = (),
     ) -> None:
         super().__init__()
         check_task(task)
         self.task = task
+        self.added_tokens = [*added_tokens]
         if not isinstance(name, str) or not name:
             raise wrong_argument("name", name, "must be a name on the Hub, such as 'gpt2', or a folder")
         check_whole("num_labels", num_labels, 1, none="the value in the model's config")
@@ -94,9 +100,12 @@ class HFNetwork(nn.Module):
             ).train()
             skip_value_checks(network)
             base = base_of(network, name, revision, lora) if lora is not None and has_base else None
+            if self.added_tokens:
+                lora = add_embeddings(network, name, self.added_tokens, lora)
+            ids = {id(weight) for key, weight in network.named_parameters() if base is not None and key in base.weights}
             self.network = network if lora is None else add_adapters(network, task, dict(lora))
             if base is not None:
-                leave_out(self, base)
+                leave_out(self, base, ids)
         takes_cache = "use_cache" in inspect.signature(network.forward).parameters
         self._options = {"return_dict": True, **({"use_cache": False} if takes_cache else {})}
 

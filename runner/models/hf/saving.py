@@ -13,6 +13,7 @@ from torch import nn
 from runner.checkpoints.base import BASE, names_in_base
 from runner.checkpoints.files import find_checkpoint, read_config, read_file
 from runner.checkpoints.weights import describe_differences, differences
+from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
@@ -65,11 +66,10 @@ def save_pretrained(
     try:
         with quiet_transformers():
             if tokenizer is not None:
-                from transformers import AutoTokenizer
-
-                AutoTokenizer.from_pretrained(tokenizer).save_pretrained(str(aside))
+                load_pretrained_tokenizer(tokenizer, model.added_tokens).save_pretrained(str(aside))
             network = network.merge_and_unload() if has_adapters and form == "merged" else network
-            network.to(dtype).save_pretrained(str(aside))
+            whole = {"save_embedding_layers": False} if form == "adapter" else {}  # the rows of added tokens are saved
+            network.to(dtype).save_pretrained(str(aside), **whole)
         if folder.exists():
             folder.rmdir()
         os.replace(aside, folder)

@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def watch_for_a_hang(config: pytest.Config) -> None:
-    """Print where all threads are and end the process after `hang_timeout`, unless cancelled before."""
+    """Print where all threads are and end the process after `hang_timeout`, unless canceled before."""
     if not config.getoption("usepdb"):
         seconds = float(config.getini("hang_timeout"))
         faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[TERMINAL])
@@ -118,7 +118,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempts what is loaded by now from garbage collection, where each full pass over it takes most of a second."""
+    """Exempt all objects loaded so far from garbage collection: a full pass over them takes most of a second."""
     gc.freeze()
 
 

@@ -1,6 +1,6 @@
 """Puts faults into a copy of the product, one at a time, and says which tests catch them.
 
-    python tests/mutations.py                 # all, two at a time: a table; exit code 1 where one is not caught
+    python tests/mutations.py                 # all, two at a time: a table; exit code 1 if a fault is not caught
     python tests/mutations.py order uneven    # those whose names hold one of these words
     python tests/mutations.py survival        # those that the tests of a promise must catch
 

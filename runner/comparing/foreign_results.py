@@ -163,7 +163,7 @@ def _logged_row(run: Any) -> _Row:
 
 @dataclass
 class _Roles:
-    """What the columns are; `chosen` are the settings that name a run's setting, and `plain` are no metrics."""
+    """The roles of columns: `chosen` name a run's setting, and `plain` are not metrics."""
 
     seed: str
     settings: list[str]

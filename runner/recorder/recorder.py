@@ -305,7 +305,7 @@ def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
     verb = Record(folder).verb
     reason = f"holds a run of `runner {verb}`; choose a new folder"
     refuse_if(verb != OWN_LOOP, "folder", shown, reason)
-    reason = "holds a run with another config; choose a new folder, or say with after_batch where it goes on"
+    reason = "holds a run with another config; choose a new folder, or give after_batch to go on"
     refuse_if(before.identity != identity and after_batch == 0, "folder", shown, reason)
 
 

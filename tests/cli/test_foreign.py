@@ -1,4 +1,4 @@
-"""Words of other libraries, and what is written here in their place."""
+"""Words of other libraries, and their counterparts here."""
 
 from __future__ import annotations
 

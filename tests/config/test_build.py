@@ -156,7 +156,7 @@ def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Pa
 
 
 def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp_path: Path):
-    """A message without the name of an argument: of the section inside, where that is at fault."""
+    """A message without an argument's name is about the inner section if that is at fault."""
     config["model"]["module"] = {"_target_": "torch.nn.Linear", "in_features": -3, "out_features": 4}
     with pytest.raises(ConstructorFailed, match="RuntimeError: .*negative dimension -3") as raised:
         build.build(Experiment(config), tmp_path, "")

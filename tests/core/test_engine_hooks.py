@@ -147,7 +147,7 @@ def test_what_has_one_method_that_is_called_is_not(base: Any, name: str):
 
 
 class Matches(Algorithm):
-    """As algorithms are written for Composer; notes where it was asked, and acts once per batch."""
+    """Written like an algorithm for Composer: notes the events that `match` gets, and acts once per batch."""
 
     def __init__(self, name: str):
         self.name = name

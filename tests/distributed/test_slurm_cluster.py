@@ -113,7 +113,7 @@ class Cluster:
                 one.kill()
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm prints; empty if it fails."""
+        """The output of a Slurm command; empty if it fails."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=ANSWER)
         return done.stdout if done.returncode == 0 else ""
 
@@ -376,7 +376,7 @@ def test_jobs_of_a_sweep_are_requeued_too(launch: tuple[str, ...], cluster: Clus
 
 
 def test_a_job_that_cannot_be_requeued_says_so(cluster: Cluster, tmp_path: Path):
-    """As where an administrator forbids it."""
+    """As if an administrator forbids it."""
     submit(cluster, tmp_path, runner(*TINY, "launch.requeue=true"), "--no-requeue")
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
     cluster.ask("scancel", "--signal=USR1", cluster.first_job)

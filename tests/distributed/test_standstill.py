@@ -78,7 +78,7 @@ def test_ranks_that_stand_still_are_named_with_their_places(here: Path, run_app:
 
 
 def test_ranks_that_stood_still_go_on_together(here: Path, run_app: Any):
-    """All of them ended without closing anything, and where they begin again none of the others is left."""
+    """All of them ended without closing anything, and when they begin again none of the others is left."""
     saving = ["callbacks=[checkpoint_saver]", "callbacks.checkpoint_saver.save_interval=1ba", "--json"]
     ended = run_app(*SHORT, *saving, *late("waits once"), "launch.patience=3s", "hydra.run.dir=run")
     assert "WARNING: restart 1 of 3, from batch 2, because the machine failed: ERROR: nothing has moved" in ended.stderr

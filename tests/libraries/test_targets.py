@@ -15,7 +15,7 @@ READING = ("runs", "list callbacks", "help ema", "--cfg job", "compare none othe
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A working directory whose files leave a mark where they are imported."""
+    """A working directory whose files leave a mark if they are imported."""
     mark = "open('ran', 'a').write(__name__)\n"
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(mark)

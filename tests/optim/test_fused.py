@@ -1,4 +1,4 @@
-"""Fused kernels where they serve; torch has them on the CPU too, where the runner leaves the choice to torch."""
+"""Fused kernels are used on CUDA; on the CPU, which has them too, the runner leaves the choice to torch."""
 
 from __future__ import annotations
 

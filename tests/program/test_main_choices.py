@@ -12,7 +12,7 @@ from tiers import fast
 
 
 def test_own_classes_and_own_configs(folder: Path, run_here: Any):
-    """From the working directory and `--config-dir`, where a group takes more files."""
+    """Choices from the working directory and from `--config-dir`, which add files to a group."""
     for path, text in {
         "more/model/own.yaml": "_target_: own.OwnModel\nunits: 8\n",
         "more/callbacks/greeter.yaml": "greeter:\n  _target_: own.Greeter\n  word: welcome\n",

@@ -137,7 +137,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imports(source: Source) -> Iterator[Import]:
-    """What a file imports at run time, in functions too, and through `import_module` with a constant name."""
+    """The imports of a file at run time, also in functions and through `import_module` with a constant name."""
     package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
     for node in statements(source.tree):
         match node:

@@ -85,7 +85,7 @@ def listed() -> list[tuple[str, str]]:
 
 
 def is_listed(name: str, pattern: str) -> bool:
-    """Whether a name, dotted where it was imported, is that of a row, which always is."""
+    """Whether a name has a row; imported names are dotted."""
     return fnmatchcase(name, pattern) or ("." not in name and fnmatchcase(name, pattern.rpartition(".")[2]))
 
 

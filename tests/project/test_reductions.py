@@ -49,7 +49,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def reductions_in(node: ast.AST) -> set[str]:
-    """What is called and reduces: `x.sum()`, `torch.sum(x)`; not `sum(list)`, and not a layer, `self.norm(x)`."""
+    """Calls that reduce: `x.sum()`, `torch.sum(x)`; not `sum(list)`, and not a layer, `self.norm(x)`."""
     calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
     methods = [one for one in calls if isinstance(one, ast.Attribute) and ast.unparse(one.value) != "self"]
     names = [one.attr for one in methods] + [one.id for one in calls if isinstance(one, ast.Name) and "norm" in one.id]

@@ -142,7 +142,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def check(typed: list[str], folder: Path) -> None:
-    """Do what a command does before it trains, but without a process and without data."""
+    """Check a command as if it were to train, in this process and without data."""
     try:
         command = parse(typed)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Nothing on the per-batch path waits for the device or for MLflow.
 
-What is read back from tensors on the training thread is compared with the same training written by hand.
+Values read back from tensors on the training thread are compared with the same training written by hand.
 Two of torch's modes, those of `benchmarks/operations.py`, see every operation and every method called in this thread:
 reading a value, copying from a device, and whatever has a result of a size that depends on values. The logger's thread
 may read back, and does.

@@ -32,7 +32,7 @@ KEYLESS = (
     *("nonsense", "=3", "--seed=1", "--mutlirun", "chek", "version", "my_config.yaml"),
     "hydra/job_logging=disabled",
 )
-"""Wrong commands in which nothing stands where a key would."""
+"""Wrong commands without a word in the place of a key."""
 LOUD = """
 import atexit, os
 from runner import Callback

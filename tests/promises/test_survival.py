@@ -38,7 +38,7 @@ HERE = "hydra.run.dir=run"
 
 @pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_during_saves_lose_an_interval_at_most(sessions: Any, tmp_path: Path, kills: int):
-    """Each session goes on where the one before was killed, at a random moment; it fails where it finds leftovers."""
+    """Each session continues where the one before was killed, at a random moment; leftovers make it fail."""
     # In the background one is being written while the batch after it is trained.
     most_lost = {tmp_path / "run": 1, tmp_path / "asynchronous": 2}
     for run in (*most_lost, tmp_path / "whole"):

@@ -64,7 +64,7 @@ def held(images: torch.Tensor) -> Any:
 
 
 def describe(folder: Path, data: Any = None, kind: Any = ClassificationModel, subset: int | None = None) -> Any:
-    """What a run of one batch says that it was evaluated by."""
+    """The evaluation that a run of one batch records."""
     loader = held(inputs()) if data is None else data
     with tiny_trainer(
         model=kind(nn.Linear(3, 2), 2),

@@ -64,7 +64,7 @@ class Values(Callback):
 
 
 def is_due(state) -> bool:
-    """Every three batches, and where an epoch ends."""
+    """Every three batches, and at the end of an epoch."""
     return state.timestamp.batch % 3 == 0 or state.timestamp.batch_in_epoch == 0
 
 

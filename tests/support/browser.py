@@ -33,7 +33,7 @@ class Page:
         self._screenshots = screenshots
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        """What the condition gives when it gives something."""
+        """The first result of the condition that is true."""
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 

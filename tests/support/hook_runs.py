@@ -62,7 +62,7 @@ TIMED = re.compile(r"time/(train|val|total|remaining)|throughput/|memory/|system
 
 
 def compared(run: Path, with_files: bool) -> list[dict[str, Any]]:
-    """What a run logged, without the config and what depends on the clock."""
+    """The values that a run logged, without its config and those that depend on the clock."""
     found = []
     for entry in logged(run):
         if "artifact" in entry:
@@ -91,7 +91,7 @@ def assert_mlflow_equal(folder: Path) -> None:
 
 
 def arguments_of(group: str, name: str) -> list[str]:
-    """The overrides of a small run with one callback or algorithm; skips the test where that cannot be tried."""
+    """The overrides of a small run with one callback or algorithm; skips the test if that cannot be tried."""
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     if name in ("cuda_graph", "cudnn_benchmark", "float8") and not torch.cuda.is_available():

@@ -51,7 +51,7 @@ def write_seeds(folder: Path, values: list[float], first: int = 0, **facts: Any)
 
 
 def write_many(outputs: Path, count: int) -> None:
-    """Write so many runs, a third of them jobs of sweeps."""
+    """Write a number of runs, a third of them jobs of sweeps."""
     draw = random.Random(0)
     for number in range(count):
         name = f"{number // 3600 + 9:02}-{number // 60 % 60:02}-{number % 60:02}"

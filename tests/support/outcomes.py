@@ -19,7 +19,7 @@ KILLED = -9
 
 
 class Left(NamedTuple):
-    """What a run left in its folder."""
+    """The contents of a run's folder."""
 
     outcome: dict[str, Any]
     logged: list[dict[str, Any]]
@@ -29,7 +29,7 @@ class Left(NamedTuple):
 
 
 def read(run_dir: Path) -> Left:
-    """What a run left."""
+    """The files and values of a run."""
     return Left(torch.load(run_dir / "outcome.pt", weights_only=True), logged(run_dir), _read_ids(run_dir))
 
 
@@ -80,7 +80,7 @@ def trained(run_dir: Path) -> int:
 
 
 def kill_after(sessions: Any, delays: dict[Path, float]) -> None:
-    """Go on with runs, and kill each so many seconds after it has trained a batch."""
+    """Resume runs, and kill each a number of seconds after it has trained a batch."""
     before = {run: (run / "progress").stat().st_size for run in delays}
     running = {run: sessions.start(save_each_batch, run_dir=run) for run in delays}
     kill_at: dict[Path, float] = {}

@@ -43,7 +43,7 @@ def read(num_workers: int = 2, deadly: int = -1):
 
 
 class Strikes(Callback):
-    """Does harm at an event of one batch, so many times, for one seed."""
+    """Does harm at an event of one batch, a number of times, for one seed."""
 
     def __init__(self, kind: str, event: str = "before_forward", batch: int = 5, times: int = 1, seed: int = 0,
                  rank: int = 0):
@@ -101,7 +101,7 @@ BATCHES = 30
 
 
 class Left(NamedTuple):
-    """What a run left."""
+    """The files and values of a run."""
 
     weights: dict[str, torch.Tensor]
     values: list[dict[str, Any]]
@@ -120,7 +120,7 @@ def strikes(kind: str, **given: object) -> list[str]:
 
 
 def left_in(run_dir: Path) -> Left:
-    """What a run left in its folder; no value was logged twice."""
+    """The contents of a run's folder; no value was logged twice."""
     weights = torch.load(run_dir / "checkpoints" / "latest" / "model.pt", weights_only=True)
     values = [one for one in logged(run_dir) if "key" in one and not re.match("time|memory", one["key"])]
     places = [(one["step"], one["key"]) for one in values]
@@ -135,5 +135,5 @@ def assert_equal(left: Left, whole: Left) -> None:
 
 
 def restarts(stderr: str) -> list[str]:
-    """What is said of each restart."""
+    """The message about each restart."""
     return re.findall(r"^WARNING: .*\b(restart \d+ of .*)$", stderr, re.MULTILINE)

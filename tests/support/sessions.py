@@ -315,7 +315,7 @@ def save_each_batch(run_dir: Path, max_duration: str = "100000ba", save: bool = 
     """Train, with an evaluation and a checkpoint after each batch, which takes most of the time.
 
     Args:
-        run_dir: the run's folder; checkpoints are written in the background where it is called so.
+        run_dir: the run's folder; checkpoints are written in the background if its name says so.
         max_duration: of training.
         save: whether to save anything.
     """

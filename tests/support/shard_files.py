@@ -68,7 +68,7 @@ def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def write_tokens(folder: Path, sizes: Sequence[int] = SIZES, context: int = 4) -> list[Path]:
-    """Write files of as many windows; a window begins with its sample's number."""
+    """Write files with these numbers of windows; a window begins with the number of its sample."""
     paths = []
     for shard, numbers in enumerate(_numbers(sizes)):
         tokens = numpy.repeat(numpy.asarray([*numbers, 0], numpy.uint16), context)[: len(numbers) * context + 1]

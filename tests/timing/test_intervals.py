@@ -113,7 +113,7 @@ def train(plan: Plan, folder: Path, resumed: bool) -> dict[str, list[tuple[int, 
 
 
 class Cut(Callback):
-    """Saves a checkpoint after so many batches, and stops."""
+    """Saves a checkpoint after a number of batches, and stops."""
 
     def __init__(self, batch: int, path: Path) -> None:
         self.batch = batch

@@ -155,7 +155,7 @@ class Saver(Callback):
 
 
 def train_on(pool: Any, *callbacks: Callback, **arguments: Any) -> dict[str, Any]:
-    """What a run on a pool left: the lengths and rates of its batches, evaluations, weights."""
+    """The outcome of a run on a pool: the lengths and rates of its batches, evaluations, weights."""
     lengths, memory = Lengths(), InMemoryLogger()
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2))

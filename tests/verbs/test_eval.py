@@ -43,7 +43,7 @@ def rows(folder: Path, sql: str, *values: Any) -> list[Any]:
 
 
 def logged(folder: Path, run: str, step: int) -> dict[str, float]:
-    """What a run in MLflow logged of its evaluation at a step."""
+    """The values of a run's evaluation at a step in MLflow."""
     sql = "select key, value from metrics join runs using (run_uuid) where name = ? and step = ? and key in (?, ?)"
     return dict(rows(folder, sql, run, step, *KEYS))
 

@@ -46,7 +46,7 @@ class Generator:
         options: `max_new_tokens`, at least 1; `num_beams`, `repetition_penalty` and other arguments of transformers'
             `GenerationConfig`; `do_sample`, `temperature`, `top_k` and `top_p`, whose defaults are False, 1, all tokens
             and 1; `seed` (0); `prompt_tokens`, the tokens at the start of a row that are its prompt, for data whose
-            labels do not tell. What they leave open is as in the model's own generation config, except for sampling.
+            labels do not tell. Other settings come from the model's own generation config, except for sampling.
         tokenizer: a folder, or a name on the Hub.
 
     Raises:

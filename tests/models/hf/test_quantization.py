@@ -1,4 +1,4 @@
-"""Four-bit bases are refused where they do not work; what transformers is asked for where they do."""
+"""Four-bit bases are refused on machines without CUDA; elsewhere transformers gets the right settings."""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ def test_ranks_that_stand_still_are_named_with_their_places(here: Path, run_app:
     assert "in batch_end" in (folder / "rank1.txt").read_text() and (folder / "rank0.txt").exists()
 
 
+@pytest.mark.slow  # test_ranks_go_on_together of tests/promises/test_survival.py restarts ranks in the first tier
 def test_ranks_that_stood_still_go_on_together(here: Path, run_app: Any):
     """All of them ended without closing anything, and when they begin again none of the others is left."""
     saving = ["callbacks=[checkpoint_saver]", "callbacks.checkpoint_saver.save_interval=1ba", "--json"]

@@ -17,7 +17,7 @@ import torch
 from jsonschema import Draft202012Validator
 from main_runs import SHORT
 from tiers import fast
-from wrong_commands import WRONG, plant_modules
+from wrong_commands import WRONG, assert_nothing_left, assert_one_message, plant_modules
 
 from runner.failures.errors import RankFailed
 from runner.failures.exit_codes import ENVIRONMENT_FAILED, FAILED, NAMES, code_of_failure
@@ -83,12 +83,19 @@ def test_the_schema_refuses_what_is_not_of_the_form(wrong: dict[str, Any]):
 @pytest.mark.parametrize(
     "command", fast(WRONG, "speed_monitor", "+callbacks.mine._target_=needy.Mine", "rerun missing", "--seed=1")
 )
-def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path):
+def test_a_wrong_command_is_one_object_and_one_message(
+    command: str, run_here: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if "submitit_slurm" in command:  # as on a machine without Slurm
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     plant_modules(folder)
+    before = sorted(folder.rglob("*"))
     ended = run_here(*command.split(), "--json", code=2)
     found = read(ended)
     assert found["result"] is None and (found["error"]["key"] is None) == (command in KEYLESS)
     assert f"error: {found['error']['message']}" in ended.err
+    assert_one_message(command, ended.err)
+    assert_nothing_left(folder, before)
 
 
 @pytest.mark.parametrize(

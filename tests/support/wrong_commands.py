@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 WRONG: dict[str, tuple[str, ...]] = {
@@ -155,7 +156,24 @@ ONE_OF_EACH_KIND = (
     *("optimizer.momentum=0", "resume outputs", "--config-dir=missing", "eval", "predict --formt pt"),
     *("launch.nproc=2", "-m optimizer.momentum=0.9,0 seed=0,1", "--seed=1"),
 )
-"""For the first tier."""
+"""Those that are typed without --json, too."""
+
+
+def assert_one_message(command: str, err: str) -> None:
+    """Assert that what one of the commands wrote to stderr is its message."""
+    lines = err.splitlines()
+    assert len([line for line in lines if line.startswith("error: ")]) == 1
+    assert len(lines) <= 6 and "Traceback" not in err, err
+    for part in WRONG[command]:
+        assert part in err, err
+
+
+def assert_nothing_left(folder: Path, before: Iterable[Path]) -> None:
+    """Assert that a folder holds what it did before."""
+    # The lock beside a store stays, when the writer that was started early has already opened it.
+    passing = ("__pycache__", "mlflow.db.lock")
+    left = {path for path in folder.rglob("*") if not {*passing} & {*path.parts}} - {*before}
+    assert left == set()
 
 
 def plant_modules(folder: Path) -> None:

@@ -233,7 +233,7 @@ def test_two_ranks_are_verified_on_two_and_their_samples_on_one(run_app: Any):
 
 
 @pytest.mark.slow
-def test_fifty_unchanged_runs_raise_no_alarm(run_here: Any):
+def test_unchanged_runs_raise_no_alarm(run_here: Any):
     varied = (
         ["+algorithms=[mixup,ema]"],
         ["+algorithms=swa", "algorithms.swa.update_interval=4ba"],
@@ -241,7 +241,7 @@ def test_fifty_unchanged_runs_raise_no_alarm(run_here: Any):
         ["trainer.grad_accum=2"],
         ["optimizer=adamw"],
     )
-    for seed in range(50):
+    for seed in range(3 * len(varied)):
         run_here(*SMALL, *KEPT, *varied[seed % len(varied)], f"seed={seed}", f"hydra.run.dir=run{seed}", code=0)
         assert verified(run_here, f"run{seed}", "--batches=18")["equal"] is True
 

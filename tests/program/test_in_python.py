@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ from runner.config.composing import VERSION_BASE
 from runner.failures.errors import WrongConfig
 
 SHORT = ("model=mlp", "trainer.max_duration=6ba", "callbacks=checkpoint_saver")
+OWN = "taught_here"
+
+
+@pytest.fixture(autouse=True)
+def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name this file as a module outside of `tests`: a run that uses a package reads all files of it for its record."""
+    monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -66,7 +74,7 @@ class Fails(Callback):
     [("RuntimeError", "FAILED"), pytest.param("KeyboardInterrupt", "KILLED", marks=pytest.mark.slow)],
 )
 def test_the_result_of_a_fit_that_fails_says_so(folder: Path, error: str, status: str):
-    fails = f"+callbacks.fails={{_target_: {__name__}.Fails, error: {error}}}"
+    fails = f"+callbacks.fails={{_target_: {OWN}.Fails, error: {error}}}"
     with pytest.raises(BaseException, match="on purpose"), Trainer.from_config(*SHORT, fails) as trainer:
         assert not (trainer.state.run_dir / "result.json").exists()
         trainer.fit()
@@ -114,14 +122,14 @@ def test_a_run_loads_its_teacher_and_trains_the_same(folder: Path, run_here: Any
     run_here(*SHORT, "hydra.run.dir=teacher", code=0)
     run_here(*SHORT, "seed=1", code=0)
     (alone,) = run_folders(folder)
-    run_here(*SHORT, "seed=1", f"+callbacks.teacher={{_target_: {__name__}.Teacher, run: teacher}}", code=0)
+    run_here(*SHORT, "seed=1", f"+callbacks.teacher={{_target_: {OWN}.Teacher, run: teacher}}", code=0)
     (taught,) = {*run_folders(folder)} - {alone}
     assert_equal(weights_of(alone), weights_of(taught))
 
 
 def test_models_in_the_jobs_of_a_sweep_load_their_teacher(folder: Path, run_here: Any):
     run_here(*SHORT, "hydra.run.dir=teacher", code=0)
-    model = ("~model", f"+model={{_target_: {__name__}.Student, run: teacher}}", *SHORT[1:])
+    model = ("~model", f"+model={{_target_: {OWN}.Student, run: teacher}}", *SHORT[1:])
     assert "2 finished" in run_here("-m", "seed=0,1", *model, code=0).out
 
 

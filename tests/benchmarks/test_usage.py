@@ -14,3 +14,8 @@ from python_process import run_python
 def test_help_prints_usage_and_ends(file: Path, tmp_path: Path):
     done = run_python([str(file), "--help"], cwd=tmp_path, check=True)
     assert done.stdout.startswith(f"usage: {file.name} ") and f"python benchmarks/{file.name}" in done.stdout
+
+
+def test_sizes_replaces_only_what_is_declared(tmp_path: Path):
+    done = run_python([str(FOLDER / "sizes.py"), "--replace", "mlflo", "mlflow-skinny"], cwd=tmp_path)
+    assert done.returncode == 2 and "--replace mlflo: pyproject.toml has no such dependency" in done.stderr

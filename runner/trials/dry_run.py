@@ -31,6 +31,7 @@ from runner.core.state import State
 from runner.data.content import describe_samples
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_world_size
+from runner.distributed.sharding import refuse_generation
 from runner.distributed.shares import refuse_unsharded
 from runner.failures.facts import annotate
 from runner.records.recording import check_unfinished
@@ -245,7 +246,9 @@ def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resu
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
             findings.batch = data.train.describe()
-            findings.sizes = measure(trainer.state, *layout_of(experiment))
+            if max(layout := layout_of(experiment)) > 1:
+                refuse_generation(trainer.state.unwrapped_model)
+            findings.sizes = measure(trainer.state, *layout)
             findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)

@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from runner.core.randomness import stream_seed
 from runner.data.text.tokenizer import load_pretrained_tokenizer
-from runner.distributed.sharding import is_sharded
 from runner.failures.checks import check_number, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
@@ -123,9 +122,8 @@ class Generator:
                 the tokens of the reference.
 
         Raises:
-            ValueError: a row has no prompt, or the model is sharded.
+            ValueError: a row has no prompt.
         """
-        refuse_if(is_sharded(network), "generation", True, "not with a sharded model; evaluate it with parallelism=ddp")
         keeps = [None] * len(tokens) if mask is None else mask.bool().tolist()
         rows = [_kept(row, keep) for row, keep in zip(tokens.tolist(), keeps, strict=True)]
         marks = [None] * len(rows) if labels is None else labels.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from runner.models.hf.generation import Generator, Texts
 
 
-class WritingModel(Model):
+class WritingModel(Model, ABC):
     """A base of models whose evaluations and predictions generate texts if `generate_with` has been called.
 
     A text is generated when a metric of texts, a prediction or a callback needs it, once per batch, in the type of the
@@ -52,9 +53,9 @@ class WritingModel(Model):
         """The arguments of transformers' `generate` by which texts are generated, if any; sampling is transformers'."""
         return None if self._generator is None else self._generator.arguments
 
+    @abstractmethod
     def rows(self, batch: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the tokens, mask and labels of a batch, as `Generator` takes them."""
-        raise NotImplementedError
 
     def texts(self, batch: Any) -> Texts:
         """Return the inputs, references and generated texts of a batch. In evaluation mode."""

@@ -63,6 +63,7 @@ class Result:
         forked_at: the batch of the parent after which it began.
         base: digests of the frozen weights that checkpoints leave out; empty without any.
         adapter: digest of the weights that were trained on this base, as evaluations use them; empty without a base.
+        class_weights: weights of the classes in the loss, also those that `balanced` stood for; empty without any.
         batches: batches trained when training ended regularly; 0 until then.
         seconds: time of `fit` and tests in all sessions that ended, without building objects before and waiting for
             MLflow after; for other verbs, the time of evaluations or predictions.
@@ -93,6 +94,7 @@ class Result:
     forked_at: int = 0
     base: str = ""
     adapter: str = ""
+    class_weights: list[float] = field(default_factory=list)
     batches: int = 0
     seconds: float = 0.0
     load: dict[str, float] = field(default_factory=dict)
@@ -112,6 +114,8 @@ class Result:
         from runner.training.metrics import lower_is_better, scalars
 
         self.batches = state.timestamp.batch
+        weights = (state.config.get("model") or {}).get("class_weights")
+        self.class_weights = [*map(float, weights)] if isinstance(weights, list) else []
         with evaluation_weights(state):
             self.base, self.adapter = digests_of(state.unwrapped_model)
         for label, values in state.metric_values.items():

@@ -111,6 +111,7 @@ def test_number_names_and_balanced_weights_come_from_the_training_data(run_here:
     labels = loader.dataset.targets.numpy()  # type: ignore[attr-defined]
     expected = compute_class_weight("balanced", classes=numpy.arange(3), y=labels)
     assert model["class_weights"] == pytest.approx(expected.tolist())
+    assert json.loads(Path("run", "result.json").read_text())["class_weights"] == model["class_weights"]
     printed = ", ".join(f"{weight:.4g}" for weight in expected)
     assert f"class_weights=balanced: {printed}" in ended.out + ended.err
     # The same run on two ranks, in microbatches, and interrupted.

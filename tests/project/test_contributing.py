@@ -110,7 +110,8 @@ def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     quietly = ("pytest", "-q", "-p", "no:cacheprovider")
     made = run_there(tmp_path, *quietly, "tests/project/test_names.py", "-k", "editors or documentation", code=1)
     assert made.count("was not current; it is now") >= 4
-    row = "| `WeightNorm` | logs the norm of all weights after each epoch |"
+    name = "[`weight_norm`](reference/callbacks.md#runner.callbacks.WeightNorm)"
+    row = f"| {name} | logs the norm of all weights after each epoch |"
     assert row in (tmp_path / "docs" / "callbacks.md").read_text().splitlines()
     for package, added in (("callbacks", "WeightNorm"), ("algorithms", "GradientCentralization")):
         assert f'    "{added}",\n' in (tmp_path / package / "__init__.pyi").read_text()

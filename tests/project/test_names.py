@@ -138,12 +138,13 @@ def test_a_page_of_the_documentation_lists_each(package: str):
     """A missing row is generated from the docstring; move it where it belongs, and commit it."""
     page = ROOT / "docs" / f"{package}.md"
     lines = page.read_text(encoding="utf-8").splitlines()
-    classes = [public_class(package, name) for owner, name in PLUGINS if owner == package]
-    listed = [match[1] for line in lines if (match := re.match(r"\| `(\w+)` \| .+ \|$", line)) and match[1] in classes]
+    names = {name: public_class(package, name) for owner, name in PLUGINS if owner == package}
+    heads = {name: f"| [`{name}`](reference/{package}.md#runner.{package}.{names[name]}) |" for name in names}
+    listed = [name for line in lines for name, head in heads.items() if line.startswith(head)]
     assert len(listed) == len({*listed})
-    missing = [name for name in classes if name not in listed]
-    last = max(number for number, line in enumerate(lines) if line.startswith(f"| `{listed[-1]}` |"))
-    lines[last + 1 : last + 1] = [f"| `{name}` | {what_it_does(package, name)} |" for name in missing]
+    missing = [name for name in names if name not in listed]
+    last = max(number for number, line in enumerate(lines) if line.startswith(heads[listed[-1]]))
+    lines[last + 1 : last + 1] = [f"{heads[name]} {what_it_does(package, names[name])} |" for name in missing]
     page.write_text("\n".join([*lines, ""]), encoding="utf-8")
     assert missing == [], f"{page} was not current; it is now"
 

@@ -36,6 +36,7 @@ OF_A_PAGE = (  # what a page has the reader write, which tests/project/test_docs
     "experiment=texts",
     "data=episodes",
     "data=house_prices",
+    "experiment=wine",
     "optimizer.lrr",
     "trainer.max_epochs",
     "_target_=mine.",

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from browser import BROWSER, DRIVER, Page
+from browser import Page, window
 from main_runs import SHORT, query, run_folders
 from stores import change
 
@@ -149,23 +149,10 @@ RATES = ["0.01", "0.03", "0.1"]
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
     """A window of a headless browser; `RUNNER_SCREENSHOTS` names a folder to keep what it shows."""
-    if BROWSER is None or DRIVER is None:
-        pytest.skip("needs chromium and chromedriver")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
     screenshots = Path(os.environ.get("RUNNER_SCREENSHOTS", tmp_path / "screenshots"))
     screenshots.mkdir(parents=True, exist_ok=True)
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1400,1300"):
-        options.add_argument(f"--{argument}")
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
-        driver.set_page_load_timeout(60)
-        yield Page(driver, screenshots)
-    finally:
-        driver.quit()  # and with it the browser and its processes
+    with window(screenshots) as page:
+        yield page
 
 
 @pytest.mark.slow

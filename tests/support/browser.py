@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -81,3 +84,23 @@ class Page:
     def keep(self, name: str) -> None:
         """Take a screenshot."""
         self.driver.save_screenshot(str(self._screenshots / f"{name}.png"))
+
+
+@contextmanager
+def window(screenshots: Path) -> Iterator[Page]:
+    """A window of a headless browser; without chromium, chromedriver and selenium, the test is skipped."""
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("needs chromium and chromedriver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1400,1300"):
+        options.add_argument(f"--{argument}")
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        driver.set_page_load_timeout(60)
+        yield Page(driver, screenshots)
+    finally:
+        driver.quit()  # and with it the browser and its processes

@@ -5,6 +5,15 @@ from runner.models.mlp import MLP
 from runner.models.resnet8 import BasicBlock, ResNet8
 from runner.models.resnet18 import ResNet18
 from runner.models.timm_model import timm_model
-from runner.models.torchvision_model import torchvision_model
+from runner.models.torchvision_model import torchvision_model, torchvision_segmentation
 
-__all__ = ["GPT", "MLP", "BasicBlock", "ResNet8", "ResNet18", "timm_model", "torchvision_model"]
+__all__ = [
+    "GPT",
+    "MLP",
+    "BasicBlock",
+    "ResNet8",
+    "ResNet18",
+    "timm_model",
+    "torchvision_model",
+    "torchvision_segmentation",
+]

@@ -43,7 +43,7 @@ def class_loss(
     check_one_of("loss", loss, LOSSES)
     check_number("gamma", gamma, "[0, inf)")
     check_number("label_smoothing", label_smoothing, "[0, 1)")
-    weight = None if class_weights is None else _weights(class_weights, num_classes)
+    weight = None if class_weights is None else check_class_weights(class_weights, num_classes)
     is_focal = loss == "focal"
     if multi_label:
         return MultiLabelLoss(gamma if is_focal else 0.0, weight, label_smoothing)
@@ -54,7 +54,8 @@ def class_loss(
     return F.cross_entropy if weight is None and label_smoothing == 0 else CrossEntropy(weight, label_smoothing)
 
 
-def _weights(class_weights: Any, num_classes: int) -> Tensor:
+def check_class_weights(class_weights: Any, num_classes: int) -> Tensor:
+    """Return the weights of classes as float32 `(C,)`; raise ValueError if there is not one number for each class."""
     allowed = f"must be {num_classes} numbers, one for each class, at least 0 and not all 0"
     known = "; 'balanced' needs data whose training labels can be read" if isinstance(class_weights, str) else ""
     refuse_if(isinstance(class_weights, str), "class_weights", class_weights, allowed + known)

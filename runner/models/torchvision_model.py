@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from runner.failures.errors import wrong_argument
@@ -19,7 +21,25 @@ def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Mod
         ModuleNotFoundError: torchvision is not installed.
         ValueError: torchvision has no such model.
     """
+    return _make(import_torchvision().models, name, num_classes)
+
+
+def torchvision_segmentation(name: str = "lraspp_mobilenet_v3_large", num_classes: int = 21) -> nn.Module:
+    """Return a segmentation model of torchvision with new weights: images `(N, 3, H, W)` -> `{"out": (N, C, H, W)}`.
+
+    Args:
+        name: torchvision's name of the model, such as lraspp_mobilenet_v3_large, fcn_resnet50 or deeplabv3_resnet50.
+        num_classes: number of classes C.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+        ValueError: torchvision has no such model.
+    """
+    return _make(import_torchvision().models.segmentation, name, num_classes, weights_backbone=None)
+
+
+def _make(module: Any, name: str, num_classes: int, **options: Any) -> nn.Module:
     models = import_torchvision().models
-    if name not in (known := models.list_models(module=models)):
+    if name not in (known := models.list_models(module=module)):
         raise wrong_argument("name", name, f"torchvision has no such model; it has {', '.join(known)}")
-    return models.get_model(name, weights=None, num_classes=num_classes)
+    return models.get_model(name, weights=None, num_classes=num_classes, **options)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from composed_configs import composed
 from PIL import Image
+from shapes_to_segment import draw_shapes
 from tiers import fast
 from tiny_bert import WORDS, make_bert
 from tiny_tokenizer import MARKING, TEXT, make_tokenizer
@@ -23,7 +24,7 @@ from runner.trials import dry_run
 CONF = Path(__file__).resolve().parents[2] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 IMAGES = [name for name in RECIPES if name.startswith("imagefolder")]
-NOT_RUN = [*IMAGES, "text_finetune", "instruction_lora", "text_classification_csv", "image_transfer"]
+NOT_RUN = [*IMAGES, "text_finetune", "instruction_lora", "text_classification_csv", "image_transfer", "segmentation"]
 MEASURED = [name for name in RECIPES if name not in NOT_RUN]
 
 
@@ -130,6 +131,19 @@ def test_a_recipe_for_transfer_of_images_fits_together_and_trains(tmp_path: Path
     with import_hf("safetensors").safe_open("model.safetensors", "pt") as file:
         assert file.metadata()["classes"] == '["cat", "dog"]'
         assert file.get_slice("fc.weight").get_shape()[0] == 2
+
+
+def test_a_recipe_for_segmentation_fits_together_and_trains(tmp_path: Path, run_here: Any):
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    chosen = ["experiment=segmentation", f"data.path={draw_shapes(tmp_path / 'shapes', (6, 2))}"]
+    chosen += ["data.classes=[background,disk,box]", "data.image_size=32", "data.eval_image_size=32"]
+    chosen += ["data.batch_size=3", "data.num_workers=0", "trainer.precision=fp32"]
+    config = composed(*chosen)
+    build.check(Experiment(config))
+    assert dry_run.try_out(Experiment(config)).warnings == []
+    ended = run_here(*chosen, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", code=0)
+    assert "MeanIoU" in ended.out and "PixelAccuracy" in ended.out
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -228,6 +228,11 @@ def check_image_sizes(image_size: int, eval_image_size: int) -> None:
 
 def _check(image_size: int, eval_image_size: int, transforms: Any, eval_transforms: Any) -> None:
     check_image_sizes(image_size, eval_image_size)
+    check_transforms(transforms, eval_transforms)
+
+
+def check_transforms(transforms: Any, eval_transforms: Any) -> None:
+    """Raise ValueError for transforms that are neither None nor a list of functions."""
     for name, value in (("transforms", transforms), ("eval_transforms", eval_transforms)):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         if value is not None and not (is_list and all(callable(transform) for transform in value)):

@@ -75,6 +75,8 @@ class HFModel(WritingModel):
         self.module = module
         self.task = module.task if isinstance(module, HFNetwork) else task_of(module)
         self._templates = None if metrics is None else check_metrics(metrics)
+        other = "is a task of model=hf_segmentation; this model is for the other tasks"
+        refuse_if(self.task == "semantic_segmentation", "task", self.task, other)
         reason = f"is for task='sequence_classification', but this is a model for {self.task}"
         refuse_if(multi_label and self.task != "sequence_classification", "multi_label", multi_label, reason)
         config: Any = module.config

@@ -36,7 +36,7 @@ class HFNetwork(nn.Module):
         name: a name on the Hub, such as `'google-bert/bert-base-uncased'`, or a folder that `save_pretrained` wrote.
             With `pretrained=False` also an architecture, such as `'bert'`.
         task: task of the model: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
-            'token_classification'.
+            'token_classification'; 'semantic_segmentation' is for `SegmentationModel`.
         pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, and so
             depend on the run's seed alone. The layers that a task adds, such as a classifier, are always drawn.
         num_labels: the number of classes of a classifier, 1 for regression; None takes the number from the model's

@@ -34,6 +34,9 @@ TASKS = {
     "token_classification": Task(
         "AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING", "TOKEN_CLS"
     ),
+    "semantic_segmentation": Task(
+        "AutoModelForSemanticSegmentation", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING", "FEATURE_EXTRACTION"
+    ),
 }
 LANGUAGE = ("causal_lm", "masked_lm", "seq2seq_lm")
 

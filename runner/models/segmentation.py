@@ -1,0 +1,98 @@
+"""A model for semantic segmentation: a class for each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from runner.failures.checks import check_whole
+from runner.models.class_losses import CrossEntropy, check_class_weights
+from runner.models.classification import check_names
+from runner.models.entries import Entries, pick
+from runner.models.supervised import SupervisedModel
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class SegmentationModel(SupervisedModel):
+    """A `SupervisedModel` for a class per pixel: cross entropy as its loss, mean IoU and pixel accuracy as its metrics.
+
+    The loss is a mean over all pixels of the batch that count, for any number of microbatches and ranks. The targets
+    are class numbers `(N, H, W)`, int64.
+
+    Args:
+        module: maps images `(N, 3, H, W)` to logits `(N, C, h, w)`, alone or as the entry `out` or `logits` of a
+            mapping, as torchvision's and transformers' models do. Logits of another height and width are resized to the
+            images', bilinearly.
+        num_classes: C, at least 2.
+        ignore_index: the target of pixels that count neither in the loss nor in the metrics.
+        class_weights: weight of each class in the loss; None weighs them alike.
+        metrics: torchmetrics by name; None is `MeanIoU`, the mean over classes of the intersection over union, and
+            `PixelAccuracy`.
+        inputs: entries of the batch for `module`; see `SupervisedModel`. The images come first.
+        targets: the entry of the batch with the targets.
+        classes: names of the classes, in order; None: a config takes them from the data, if it has names.
+
+    Raises:
+        ValueError: an argument is out of range, or there is not one name or weight for each class.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        num_classes: int,
+        ignore_index: int = 255,
+        class_weights: Sequence[float] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        inputs: Entries = 0,
+        targets: int | str = 1,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        check_whole("num_classes", num_classes, 2)
+        check_whole("ignore_index", ignore_index, -100)
+        weight = None if class_weights is None else check_class_weights(class_weights, num_classes)
+        loss_fn = CrossEntropy(weight, label_smoothing=0.0)
+        loss_fn.ignore_index = ignore_index
+        super().__init__(module, loss_fn, metrics, inputs, targets)
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+        self.class_names: list[str] | None = None if classes is None else check_names(classes, num_classes)
+        self._has_own_metrics = metrics is not None
+
+    def name_classes(self, names: Sequence[str]) -> None:
+        """Set the names of the classes, in order, for exports."""
+        self.class_names = [*names]
+
+    def forward(self, batch: Any) -> Tensor:
+        """Return the logits `(N, C, H, W)` of the images of a batch."""
+        outputs = super().forward(batch)
+        if not isinstance(outputs, Tensor):
+            outputs = outputs["out"] if "out" in outputs else outputs["logits"]
+        positional, named = pick(batch, self.inputs, "inputs")
+        size = [*positional, *named.values()][0].shape[-2:]
+        if outputs.shape[-2:] == size:
+            return outputs
+        return interpolate(outputs, size=size, mode="bilinear", align_corners=False)
+
+    def metrics(self, train: bool) -> Mapping[str, Metric]:
+        """Return the user's metrics, or the mean IoU and the pixel accuracy."""
+        if self._has_own_metrics:
+            return super().metrics(train)
+        from runner.libraries.torchmetrics import import_torchmetrics
+
+        classification = import_torchmetrics().classification
+        options = {"ignore_index": self.ignore_index, "validate_args": False}
+        return {
+            "MeanIoU": classification.MulticlassJaccardIndex(self.num_classes, **options),
+            "PixelAccuracy": classification.MulticlassAccuracy(self.num_classes, average="micro", **options),
+        }
+
+    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
+        """Return the most probable class of each pixel as `prediction`, and `target`, `(N, H, W)`."""
+        smallest = torch.uint8 if self.num_classes <= 256 else torch.int64
+        return super().predictions(batch, {"prediction": outputs.argmax(dim=1).to(smallest)})

@@ -1,0 +1,80 @@
+"""Images with masks: both get the same geometric transforms, and wrong masks are named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from shapes_to_segment import CLASSES, draw_shapes
+
+from runner.data.images.imagefolder import MEAN, STD
+from runner.data.images.masks import load_image_masks
+from runner.libraries.torchvision import import_torchvision
+
+pytest.importorskip("torchvision")
+
+
+def load(folder: Path, **options: Any):
+    sizes = {"image_size": 24, "eval_image_size": 32, "batch_size": 8, "eval_batch_size": 3, "num_workers": 0}
+    return load_image_masks(str(folder), CLASSES, **{**sizes, **options})
+
+
+def colors(images: torch.Tensor) -> torch.Tensor:
+    return images * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+
+
+def batches(loader: Any, epoch: int, first: int = 0) -> list[Any]:
+    loader.seek(epoch, first)
+    return [*loader]
+
+
+def test_masks_follow_the_crops_and_mirrors_of_their_images(tmp_path: Path):
+    train, evaluation = load(draw_shapes(tmp_path))
+    for loader, size in ((train, 24), (evaluation, 32)):
+        for images, masks in loader:
+            assert images.shape[1:] == (3, size, size) and images.dtype == torch.float32
+            assert masks.shape[1:] == (size, size) and masks.dtype == torch.int64
+            assert {*masks.unique().tolist()} <= {0, 1, 2, 255}
+            for number, channel in ((1, 1), (2, 2)):  # the shape of class 1 is green, that of class 2 blue
+                inside = colors(images)[:, channel][masks == number]
+                outside = colors(images)[:, channel][masks == 0]
+                assert inside.quantile(0.25) > 0.4 and outside.quantile(0.9) < 0.4
+
+
+def test_own_transforms_draw_once_for_an_image_and_its_mask(tmp_path: Path):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    fill = {import_torchvision("torchvision.tv_tensors").Mask: 255, "others": 0}
+    transforms = [v2.RandomRotation(180, fill=fill), v2.RandomCrop(24), v2.ColorJitter(brightness=0.1)]
+    train, _ = load(draw_shapes(tmp_path), transforms=transforms)
+    whole = batches(train, 1)
+    for images, masks in whole:
+        assert colors(images)[:, 1][masks == 1].quantile(0.25) > 0.4
+    for number in (1, 2):  # workers, and a start in the middle of an epoch
+        resumed = batches(load(tmp_path, transforms=transforms, num_workers=number - 1)[0], 1, number)
+        for pair, expected in zip(resumed, whole[number:], strict=True):
+            assert all(torch.equal(*both) for both in zip(pair, expected, strict=True))
+    assert not torch.equal(batches(train, 2)[0][0], whole[0][0])
+
+
+def test_wrong_masks_and_files_are_named(tmp_path: Path):
+    draw_shapes(tmp_path)
+    mask = tmp_path / "val" / "masks" / "00.png"
+    for image, message in (
+        (Image.new("L", (40, 40), 3), r"00\.png: the mask has value 3, but data.classes names only 3 classes, 0 to 2"),
+        (Image.new("RGB", (40, 40)), r"00\.png: the mask has mode RGB, but must be gray"),
+        (Image.new("L", (9, 40)), r"00\.png: the mask has \(40, 9\) pixels, but its image \(40, 40\)"),
+    ):
+        image.save(mask)
+        with pytest.raises(ValueError, match=message):
+            next(iter(load(tmp_path)[1]))
+    mask.unlink()
+    with pytest.raises(FileNotFoundError, match=r"00\.png has no mask; add .*masks/00\.png"):
+        load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="the folder .*images is missing"):
+        load(tmp_path / "none")
+    with pytest.raises(ValueError, match="transforms: they must return an image and a mask"):
+        load(draw_shapes(tmp_path / "new"), transforms=[])[0].first(1).__next__()
+    for classes in ("ab", ["a"], ["a", "a"]):
+        with pytest.raises(ValueError, match=r"^classes=.* must be 2 to 255 different names"):
+            load_image_masks(str(tmp_path), classes)

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from runner.checkpoints.files import (
     is_complete,
     read_config,
     read_file,
+    read_tensors,
     verify,
 )
 from runner.checkpoints.writing import write_checkpoint
@@ -353,6 +355,16 @@ def test_a_file_that_is_no_checkpoint_is_a_readable_error(content: bytes, checkp
     seal(checkpoint, "model.pt")
     with pytest.raises(ValueError, match="model.pt"):
         read_file(checkpoint, "model.pt")
+
+
+def test_the_error_for_a_file_of_old_torch_has_the_command_that_converts_it(tmp_path: Path):
+    old = tmp_path / "old weights.pth"
+    torch.save({"weight": torch.arange(3)}, old, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match="it has the format of torch before 1.6; convert it: python -c") as caught:
+        read_tensors(old)
+    command = shlex.split(str(caught.value).partition("convert it: ")[2])
+    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
+    assert torch.equal(read_tensors(tmp_path / "new.pth")["weight"], torch.arange(3))
 
 
 def test_files_are_read_by_torch_alone(checkpoint: Path):

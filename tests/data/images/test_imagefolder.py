@@ -107,6 +107,34 @@ def test_draws_of_own_transforms_depend_on_seed_epoch_and_sample_alone(folder: P
     assert not torch.equal(torch.cat(batches(1, seed=5)), torch.cat(whole))
 
 
+def test_each_rank_draws_other_augmentations_and_the_same_after_a_resume(
+    folder: Path, torchvision: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    for file in folder.glob("train/*/*.png"):  # all alike, so that only the draws differ
+        Image.radial_gradient("L").convert("RGB").save(file)
+
+    def batches(ranks: int, rank: int, first: int = 0, workers: int = 0) -> list[torch.Tensor]:
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        monkeypatch.setenv("RANK", str(rank))
+        train, _ = load(folder, transforms=[own_noise, v2.RandomCrop(8), v2.RandAugment()], num_workers=workers)
+        train.seek(1, first)
+        return [images for images, _ in train]
+
+    def sorted_images(parts: list[torch.Tensor]) -> list[bytes]:
+        return sorted(image.numpy().tobytes() for images in parts for image in images)
+
+    whole = batches(1, 0)
+    shares = [batches(2, rank) for rank in range(2)]
+    for number, together in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert sorted_images(parts) == sorted_images([together])
+        assert len({*sorted_images(parts)}) == 4
+    for rank, share in enumerate(shares):
+        for resumed, expected in zip(batches(2, rank, first=1, workers=1), share[1:], strict=True):
+            assert torch.equal(resumed, expected)
+
+
 def own_noise(image: Image.Image) -> Image.Image:
     """Add a color from numpy's global generator, as a user's own transform might."""
     return Image.blend(image, Image.new("RGB", image.size, tuple(numpy.random.randint(0, 256, 3).tolist())), 0.1)

@@ -8,7 +8,6 @@ import logging
 import os
 import pickle
 import re
-import shlex
 import shutil
 import stat
 import zipfile
@@ -29,8 +28,6 @@ from runner.files.whole import read_object
 log = logging.getLogger("runner")
 
 MODEL_CONFIG = "config.json"
-OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first bytes of a file that torch wrote before 1.6: a pickled number."""
 Snapshot = dict[str, Any]
 """Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. A sharded snapshot also has, under
 'layouts', the `ShardLayout` of each tensor that is a part of a whole, by the tensor's `id`."""
@@ -172,15 +169,6 @@ def read_tensors(path: Path, mapped: bool = False) -> Any:
         raise UnreadableCheckpoint(
             f"{path} holds {objects} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
-    except zipfile.BadZipFile:
-        with path.open("rb") as file:
-            is_old = file.read(len(OLD_FORMAT)) == OLD_FORMAT
-        reason = "it is not a zip file"
-        if is_old:
-            program = "import sys, torch; torch.save(torch.load(sys.argv[1], weights_only=True), sys.argv[2])"
-            command = f"python -c '{program}' {shlex.quote(str(path))} new.pth"
-            reason = f"it has the format of torch before 1.6; convert it: {command}"
-        raise UnreadableCheckpoint(f"{path} was not written by this project: {reason}") from None
     except Exception as error:  # torch raises many types for a damaged file
         reason = f"{error}".partition("\n")[0] or "it ends too early"
         raise UnreadableCheckpoint(f"{path} was not written by this project: {reason}") from None

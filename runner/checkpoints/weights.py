@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ log = logging.getLogger("runner")
 OTHER_SHAPE = "of another shape"
 WRAPPER_PREFIX = "module."
 """Prefix of the names of a plain network's weights in a model that holds it, such as `ClassificationModel`."""
+
+OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first bytes of a file that torch wrote before 1.6: a pickled number."""
 
 
 def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collection[str] = ()) -> dict[str, list[str]]:
@@ -57,6 +61,7 @@ def read_weights(path: str | Path, model: nn.Module) -> dict[str, Any]:
     path = Path(path)
     if not is_weights_file(path):
         return read_file(path, "model.pt")
+    _refuse_old_format(path)
     weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
     own = model.state_dict().keys()
     has_plain_names = not own & weights.keys() and any(f"{WRAPPER_PREFIX}{name}" in own for name in weights)
@@ -66,6 +71,15 @@ def read_weights(path: str | Path, model: nn.Module) -> dict[str, Any]:
 def is_weights_file(path: Path) -> bool:
     """Return whether a path is a file of weights, judging by its suffix."""
     return path.suffix in (".pt", ".pth", SUFFIX) and path.is_file()
+
+
+def _refuse_old_format(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(OLD_FORMAT)) != OLD_FORMAT:
+            return
+    program = "import sys, torch; torch.save(torch.load(sys.argv[1], weights_only=True), sys.argv[2])"
+    command = f"python -c '{program}' {shlex.quote(str(path))} new.pth"
+    raise UnreadableCheckpoint(f"{path} has the format of torch before 1.6; convert it: {command}")
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

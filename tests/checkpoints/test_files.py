@@ -29,9 +29,9 @@ from runner.checkpoints.files import (
     is_complete,
     read_config,
     read_file,
-    read_tensors,
     verify,
 )
+from runner.checkpoints.weights import read_weights
 from runner.checkpoints.writing import write_checkpoint
 from runner.timing.time import Timestamp
 
@@ -360,11 +360,11 @@ def test_a_file_that_is_no_checkpoint_is_a_readable_error(content: bytes, checkp
 def test_the_error_for_a_file_of_old_torch_has_the_command_that_converts_it(tmp_path: Path):
     old = tmp_path / "old weights.pth"
     torch.save({"weight": torch.arange(3)}, old, _use_new_zipfile_serialization=False)
-    with pytest.raises(ValueError, match="it has the format of torch before 1.6; convert it: python -c") as caught:
-        read_tensors(old)
+    with pytest.raises(ValueError, match="has the format of torch before 1.6; convert it: python -c") as caught:
+        read_weights(old, torch.nn.Identity())
     command = shlex.split(str(caught.value).partition("convert it: ")[2])
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
-    assert torch.equal(read_tensors(tmp_path / "new.pth")["weight"], torch.arange(3))
+    assert torch.equal(read_weights(tmp_path / "new.pth", torch.nn.Identity())["weight"], torch.arange(3))
 
 
 def test_files_are_read_by_torch_alone(checkpoint: Path):

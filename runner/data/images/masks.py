@@ -106,12 +106,9 @@ def load_image_masks(
     """
     classes = CLASSES if classes is None else classes
     _check(classes, image_size, eval_image_size, transforms, eval_transforms)
-    v2 = import_torchvision("torchvision.transforms.v2")
-    if transforms is None:
-        crop = v2.RandomResizedCrop(image_size, scale=(0.5, 1.0), antialias=True)
-        transforms = [crop, v2.RandomHorizontalFlip()]
-    if eval_transforms is None:
-        eval_transforms = [v2.Resize([eval_image_size, eval_image_size], antialias=True)]
+    default, eval_default = _default_transforms(image_size, eval_image_size)
+    transforms = default if transforms is None else transforms
+    eval_transforms = eval_default if eval_transforms is None else eval_transforms
     train = ImageMasks(Path(path, "train"), classes, transforms, image_size, "transforms")
     names = ["val"] if test_folder is None else ["val", test_folder]
     held_out = [
@@ -193,6 +190,12 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
                 f"{self._argument}: they must return an image and a mask, {expected}, not {actual}; resize or crop to "
                 "the size of the images, and leave out conversions to float and the normalization"
             )
+
+
+def _default_transforms(image_size: int, eval_image_size: int) -> tuple[list[Any], list[Any]]:
+    v2 = import_torchvision("torchvision.transforms.v2")
+    crop = v2.RandomResizedCrop(image_size, scale=(0.5, 1.0), antialias=True)
+    return [crop, v2.RandomHorizontalFlip()], [v2.Resize([eval_image_size, eval_image_size], antialias=True)]
 
 
 def prepare(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:

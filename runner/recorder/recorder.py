@@ -38,6 +38,7 @@ from runner.terminal.text import print_to_stderr
 from runner.training.metric_choice import metrics_named
 from runner.training.metric_direction import sounds_like_loss
 
+INTERVAL = 0.25  # seconds until the logger gets the losses of a fast loop
 _made = 0  # recorders that this process has made
 
 
@@ -99,8 +100,10 @@ class Recorder:
         self._objective = objective
         self._metrics: dict[str, Tensor | float] = {}
         self._watched: Watched | None = None
+        self._losses: list[Tensor | float] = []  # of the latest batches, which the logger does not have yet
+        self._versions: list[int] = []  # of these tensors, to notice that one is changed in place
         self._loss: Tensor | float = 0.0
-        self._version = 0  # of the last loss, to notice that it is changed in place
+        self._due = 0.0  # when the logger gets the losses
         self._exit = ExitStack()
         self._is_open = True
         self._process = os.getpid()
@@ -128,24 +131,20 @@ class Recorder:
             metrics: further values of this batch, such as the learning rate, by their keys.
 
         Raises:
-            ValueError: `loss` has several elements, or the last one was changed in place.
+            ValueError: `loss` has several elements, or an earlier one was changed in place.
         """
-        state = self._state
-        state.timestamp = state.timestamp.to_next_batch()
-        last = self._loss
-        if isinstance(last, Tensor) and last._version != self._version:
-            raise wrong_argument("loss", last, "this tensor was changed after it was recorded; give loss.clone()")
         if isinstance(loss, Tensor):
-            if loss.numel() != 1:
-                raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
-            loss = loss.detach() if loss.dim() == 0 else loss.detach().reshape(())
-            self._version = loss._version
-        self._loss = loss
-        self._logger.log_uncopied({"loss/train/total": loss})
-        if metrics:
-            self._logger.log_metrics(metrics)
-        if self._watched is not None and state.timestamp.batch % self._watched.interval == 0:
-            self._write_digests(self._watched, batch)
+            loss = loss.detach()
+            self._versions.append(loss._version)
+        else:
+            self._versions.append(0)
+        self._losses.append(loss)
+        if metrics or self._watched is not None or time.perf_counter() > self._due:
+            self._pass_on()
+            if metrics:
+                self._logger.log_metrics(metrics)
+            if self._watched is not None and self._state.timestamp.batch % self._watched.interval == 0:
+                self._write_digests(self._watched, batch)
 
     def log(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Log results at the current batch, such as `{"eval/accuracy": 0.9, "eval/loss": 0.3}`.
@@ -155,6 +154,7 @@ class Recorder:
         Raises:
             ValueError: a name is not `label/metric`, or a tensor has several elements.
         """
+        self._pass_on()
         for name in metrics:
             if not all(name.partition("/")):
                 raise wrong_argument("name", name, "must be label/metric, such as eval/accuracy")
@@ -192,16 +192,25 @@ class Recorder:
             return
         self._is_open = False
         atexit.unregister(self._close_at_exit)
-        if self.folder is not None and (self.folder / DIGESTS).exists():
-            self._logger.log_artifact(self.folder / DIGESTS)
         try:
+            self._pass_on()
+            if self.folder is not None and (self.folder / DIGESTS).exists():
+                self._logger.log_artifact(self.folder / DIGESTS)
             self._measure()
-            self._state.error = error or self._divergence()
+        except Exception as wrong:
+            error = error or wrong
+            raise
+        finally:
+            self._end(error or self._divergence())
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close the destinations, and write how the run ended."""
+        self._state.error = error
+        try:
             self._logger.close()
             for destination in self._destinations:
                 destination.close(self._state, self._logger)  # type: ignore[arg-type]
         finally:
-            error = self._state.error
             self._exit.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         for destination in self._destinations:
             destination.post_close()
@@ -252,6 +261,16 @@ class Recorder:
         self._logger.log_uncopied({})
         atexit.register(self._close_at_exit)
         print_to_stderr(f"INFO: recorded in {show_path(folder)}")
+
+    def _pass_on(self) -> None:
+        """Give the losses of the latest batches to the logger: many at once, which takes less time than one by one."""
+        losses, versions = self._losses, self._versions
+        self._losses, self._versions = [], []
+        for loss, version in zip(losses, versions, strict=True):
+            self._state.timestamp = self._state.timestamp.to_next_batch()
+            self._loss = loss if isinstance(loss, float) else _check_loss(loss, version)
+            self._logger.log_uncopied({"loss/train/total": self._loss})
+        self._due = time.perf_counter() + INTERVAL
 
     def _write_digests(self, watched: Watched, batch: Any) -> None:
         entry = watched.digests(self._loss, batch)
@@ -307,6 +326,17 @@ def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
     refuse_if(verb != OWN_LOOP, "folder", shown, reason)
     reason = "holds a run with another config; choose a new folder, or give after_batch to go on"
     refuse_if(before.identity != identity and after_batch == 0, "folder", shown, reason)
+
+
+def _check_loss(loss: Tensor | float, version: int) -> Tensor | float:
+    """Return a recorded loss as a number or a tensor without dimensions, after checking that it is unchanged."""
+    if not isinstance(loss, Tensor):
+        return float(loss)
+    if loss.numel() != 1:
+        raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
+    if loss._version != version:
+        raise wrong_argument("loss", loss, "this tensor was changed after it was recorded; give loss.clone()")
+    return loss.reshape(()) if loss.dim() else loss
 
 
 def _key_of(name: str) -> str:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -40,7 +41,7 @@ def write_record(
     run_dir: Path,
     config: dict[str, Any],
     arguments: list[str],
-    origin: Mapping[str, Any],
+    origin: Mapping[str, Any] = MappingProxyType({}),
     goes_on_from: Path | None = None,
     script: Path | None = None,
 ) -> list[Path]:

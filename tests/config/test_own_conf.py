@@ -130,7 +130,7 @@ BASE = "# @package _global_\ntrainer: {max_epochs: 3}\n"
                 "experiment/base.yaml": "# @package _global_\ndefaults: [override /model: mpl]\n",
             },
             ["experiment=mine"],
-            "resnet8, supervised, timm, torchvision [conf/experiment/base.yaml]",
+            "resnet8, segmentation, supervised, timm, torchvision [conf/experiment/base.yaml]",
         ),
     ],
     ids=str,

@@ -17,6 +17,7 @@ from stores import query
 from torch import nn
 
 from runner import Recorder
+from runner.callbacks import InMemoryLogger
 from runner.checkpoints.digest import read_digests
 from runner.failures.errors import WrongConfig
 from runner.records.listing import SavedFolder
@@ -31,6 +32,7 @@ import torch
 from torch import nn
 import helper
 from runner import Recorder
+from runner.callbacks import InMemoryLogger
 
 ends, after = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
@@ -176,7 +178,7 @@ def test_a_recorder_refuses_what_it_cannot_record(tmp_path: Path, run_here: Any)
         recorder.batch(running)
         running += 1
         with pytest.raises(ValueError, match=r"changed after it was recorded; give loss.clone\(\)"):
-            recorder.batch(running)
+            recorder.log({"eval/loss": running})
     with pytest.raises(ValueError, match="holds a run with another config"):
         Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[])
     with Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[], after_batch=1):
@@ -269,3 +271,24 @@ def test_another_process_neither_ends_nor_enters_a_run(tmp_path: Path):
     assert result_of(tmp_path / "run").status == "RUNNING"
     recorder.close()
     assert result_of(tmp_path / "run").status == "FINISHED"
+
+
+def test_a_wrong_loss_that_is_noticed_at_the_end_fails_the_run(tmp_path: Path):
+    recorder = make(tmp_path / "run")
+    running = torch.zeros(())
+    recorder.batch(1.0)
+    recorder.batch(running)
+    running += 1
+    with pytest.raises(ValueError, match="changed after it was recorded"):
+        recorder.close()
+    assert result_of(tmp_path / "run").status == "FAILED"
+
+
+def test_every_batch_of_a_fast_loop_is_logged(tmp_path: Path):
+    logged = InMemoryLogger()
+    with Recorder(folder=tmp_path / "run", destinations=[logged]) as recorder:
+        for number in range(1000):
+            recorder.batch(torch.tensor(float(number)), lr=0.5) if number == 500 else recorder.batch(number)
+    steps, losses = logged.get_timeseries("loss/train/total")
+    assert steps == [*range(1, 1001)] and losses == [*map(float, range(1000))]
+    assert logged.get_timeseries("lr") == ([501], [0.5])

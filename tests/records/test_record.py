@@ -14,7 +14,7 @@ from kept_runs import git
 from runner.cli.command import parse
 from runner.records.environment import differences, environment
 from runner.records.record import Record
-from runner.records.write import write_record
+from runner.records.write import describe_origin, write_record
 
 CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
 
@@ -23,7 +23,7 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     run_dir = tmp_path / "deep" / "run"
-    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"], "its name")
+    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"], {"run_name": "its name"})
     assert [path.name for path in files] == ["config.yaml", "overrides.yaml", "environment.json", "signature"]
     assert {*run_dir.iterdir()} == {*files}
     assert yaml.safe_load((run_dir / "config.yaml").read_text()) == CONFIG
@@ -47,7 +47,7 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_a_record_says_what_was_typed(typed: list[str], kept: str, tmp_path: Path):
     command = parse(typed)
-    write_record(tmp_path, CONFIG, [], "", command)
+    write_record(tmp_path, CONFIG, [], describe_origin(command, ""))
     found = json.loads((tmp_path / "environment.json").read_text())
     assert found["verb"] == command.verb and found["command"] == f"python -m runner {kept}"
 

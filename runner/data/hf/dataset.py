@@ -152,7 +152,7 @@ class HFDataset(WindowSizes):
         check_windows(self)
         if self.eval_split is None:
             check_eval_share(self.eval_share)
-        encoder = load_tokenizer(*((None,) if self.text is None else (self.tokenizer, self.added_tokens)))
+        encoder = load_tokenizer(None) if self.text is None else load_tokenizer(self.tokenizer, self.added_tokens)
         if self.pack_documents:
             end_token(encoder)
         source = Source(self.name, self.config, self.data_files, self.data_dir)

@@ -76,6 +76,25 @@ def warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bo
     return False
 
 
+def warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> None:
+    """Warn of the first smooth schedule that only changes between epochs, as their numbers of batches are unknown.
+
+    Raises:
+        ValueError: with its warm-up, the rate would be 0 for a whole epoch.
+    """
+    for schedule in schedules:
+        if not isinstance(schedule, Curve) or not schedule._lengths or isinstance(schedule, step | multi_step):
+            continue
+        unit = getattr(schedule, schedule._lengths[0]).unit
+        if (max_duration.unit if unit is TimeUnit.DURATION else unit) is TimeUnit.EPOCH:
+            reason = "the data has no length, so the rate only changes between epochs"
+            remedy = "give trainer.max_duration, and times of the schedule, in batches or samples (500ba, 64000sp)"
+            if schedule.bind(max_duration, None)(Timestamp()) == 0:
+                raise ValueError(f"{schedule}: {reason}, and is 0 in the first; {remedy}")
+            log.warning("%s: %s; %s", schedule, reason, remedy)
+            return
+
+
 @dataclass(frozen=True)
 class Curve(Schedule):
     """A schedule that rises linearly to its curve in a warm-up.

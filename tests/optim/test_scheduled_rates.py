@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runner.optim.scheduled_rates import ScheduledRates
-from runner.optim.schedulers import constant, cosine_annealing, linear
+from runner.optim.schedulers import constant, cosine_annealing, linear, multi_step
 from runner.timing.time import Progress, Time, Timestamp
 
 
@@ -80,3 +80,15 @@ def test_an_optimizers_own_state_keeps_the_base_rate() -> None:
     second.load_state_dict(first.state_dict())
     rates.step(Progress(Timestamp(batch=2), Time(4, "ba")))
     assert second.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def test_a_schedule_in_epochs_of_unknown_length_warns_or_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    start, batches, epochs = Timestamp(), Time(20, "ba"), Time(2, "ep")
+    for schedule, length in ((linear(), batches), (constant(0.5), epochs), (multi_step(["1ep"]), epochs)):
+        ScheduledRates(sgd(1.0), [schedule]).step(Progress(start, length))
+    ScheduledRates(sgd(1.0), [linear()]).step(Progress(start, epochs, 10))
+    assert not caplog.messages
+    ScheduledRates(sgd(1.0), [linear()]).step(Progress(start, epochs))
+    assert "the data has no length, so the rate only changes between epochs" in caplog.text
+    with pytest.raises(ValueError, match="and is 0 in the first; give trainer.max_duration"):
+        ScheduledRates(sgd(1.0), [linear(t_warmup="0.1dur")]).step(Progress(start, epochs))

@@ -53,6 +53,8 @@ def count_rows(loader: Any) -> int | None:
     order = getattr(loader, "order", None)
     if order is not None:
         return order.num_samples
+    if hasattr(loader, "order_settings"):
+        return None  # a stream
     try:
         return len(loader.dataset)
     except (AttributeError, TypeError):

@@ -19,8 +19,8 @@ BUILDERS = {".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parqu
 """The loaders of `datasets` by the suffix of a file."""
 
 
-def read_new_rows(loader: Any, path: str) -> list[str] | None:
-    """Make a loader for evaluation read new rows, and return their ids: file names, or the column `id`; None without.
+def read_new_rows(loader: Any, path: str) -> tuple[Any, list[str] | None]:
+    """Return a loader of new rows like one for evaluation, and their ids: file names, or the column `id`; None without.
 
     Its data set has `new_rows(path)`, which returns a data set of such rows with the attribute `ids`. Everything else
     stays: the tokenizer, sizes, normalization and batches.
@@ -29,15 +29,18 @@ def read_new_rows(loader: Any, path: str) -> list[str] | None:
         WrongKey: the data cannot read such rows, or there are none at the path.
     """
     holder = holder_of(loader, "new_rows")
-    if holder is None or not isinstance(loader, DatasetLoader):
+    in_memory = getattr(loader, "in_memory", None)  # of a stream
+    if holder is None or not (in_memory or isinstance(loader, DatasetLoader)):
         reason = "the run's data cannot read new rows; data=hf_dataset with inputs and targets and data=imagefolder can"
         raise WrongKey(KEY, reason, repr(path))
     if not Path(path).expanduser().exists():
         raise WrongKey(KEY, "no such file or folder", repr(path))
     rows = holder.new_rows(Path(path).expanduser())
+    if in_memory:
+        return in_memory(rows), rows.ids
     loader.read(rows)
     loader.order.resize(len(rows))
-    return rows.ids
+    return loader, rows.ids
 
 
 def images_at(path: Path) -> tuple[list[Path], list[str]]:

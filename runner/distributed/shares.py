@@ -96,15 +96,15 @@ def _samplers(loader: Any) -> tuple[Any, Any]:
 
 
 def read_shares(
-    reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int], name: str
+    reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int], name: str, loader: Any = None
 ) -> Iterator[Share]:
     """Return an iterator over this rank's batches, the same number on every rank. All ranks.
 
-    `name` is the loader's name for users.
+    `name` is the loader's name for users. If batches start after the end of this rank's, the loader's `last` stands in.
     """
     if reading == "everything":
         return _in_turn(batches, num_samples, get_data_parallel_rank(), get_data_parallel_size())
-    return _in_step(batches, num_samples, name)
+    return _in_step(batches, num_samples, name, loader)
 
 
 def length_of(loader: Any) -> int | None:
@@ -167,20 +167,24 @@ def _in_turn(batches: Iterator[Any], num_samples: Callable[[Any], int], rank: in
 
 
 _END = object()
+_OVER, _NEVER = -1, -2  # in place of the samples of a rank: it has no more batches, or never had any
 
 
-def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int], name: str) -> Iterator[Share]:
+def _in_step(
+    batches: Iterator[Any], num_samples: Callable[[Any], int], name: str, loader: Any = None
+) -> Iterator[Share]:
     """Yield this rank's batches until no rank has any left; a rank without more batches repeats its last one.
 
     For each batch, ranks exchange their numbers of samples with one sum on the host.
     """
-    last: Any = _END
+    last: Any = None
     for batch in chain(batches, repeat(_END)):
-        counts = _gather(-1 if batch is _END else num_samples(batch))
+        if batch is _END and last is None:
+            last = getattr(loader, "last", None)
+        counts = _gather(num_samples(batch) if batch is not _END else _NEVER if last is None else _OVER)
         if max(counts) < 0:
             return
-        if last is _END:
-            _refuse_empty(counts, -1, name)
+        _refuse_empty(counts, _NEVER, name)
         last = last if batch is _END else batch
         yield Share(last, max(0, counts[get_data_parallel_rank()]), sum(count for count in counts if count > 0))
 

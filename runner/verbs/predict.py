@@ -41,9 +41,9 @@ def run(job: Job) -> None:
                 raise WrongKey("--split", f"this run has no such data; give {available}", repr(split))
         ids = None
         if new:
-            loaders = {"new": next(iter(loaders.values()))}
             with config_errors():
-                ids = read_new_rows(loaders["new"], new)
+                loader, ids = read_new_rows(next(iter(loaders.values())), new)
+            loaders = {"new": loader}
         written = []
         files = []
         for label, loader in loaders.items():

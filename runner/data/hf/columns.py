@@ -54,12 +54,16 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         self.ids: list[str] | None = None  # of new rows
         self._features = rows.features
-        self._rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
+        self.rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
         self._image_size = image_size
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
+
+    def read_from(self, rows: Any) -> None:
+        """Take samples from other rows by number, such as a dict of the rows of a batch."""
+        self.rows = rows
 
     def new_rows(self, path: Path) -> Columns:
         """Return the rows of a file, or images in a folder, without targets; the attribute `ids` has their ids."""
@@ -68,18 +72,18 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         rows, new.ids = table_at(path, [*new.columns.values()], self._features)
         for key, column in new.columns.items():
             _check_values(rows, key, column)
-        new._rows = undecoded(rows)
+        new.rows = undecoded(rows)
         return new
 
     @property
     def targets(self) -> Tensor:
         """The targets of all rows, `(rows, ...)`, read without the other columns."""
         column = self.columns["targets"]
-        rows = self._rows.select_columns([column])[:]
+        rows = self.rows.select_columns([column])[:]
         return torch.stack([self._tensor("targets", column, value, row) for row, value in enumerate(rows[column])])
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        row = self._rows[index]
+        row = self.rows[index]
         return tuple(self._tensor(key, column, row[column], index) for key, column in self.columns.items())
 
     def stack(self, samples: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -108,6 +112,8 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         if value is None:
             raise wrong_argument(key, column, f"row {index} has no value; fill it in, or leave the row out")
         if isinstance(value, str) and self._numbers is not None:
+            if value not in self._numbers:  # only in a stream: other names have been checked
+                raise wrong_argument("classes", self.classes, f"the column {column!r} also has {value!r}; add it")
             return torch.tensor(self._numbers[value])
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)

@@ -22,7 +22,7 @@ the batch, at most `context`; the labels of padding are -100, which no loss coun
 - seq2seq_lm: the tokens of the text in `targets`, `(N, T')`.
 
 `datasets` caches its downloads and conversions in its own folder (`HF_HOME`); its locks let one process work while
-others wait. Loaders must be able to read any batch by its number, so streaming is not possible.
+others wait. With `streaming`, rows are read as they come, and nothing is converted or cached; see `StreamLoader`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+
 from runner.data.fake import FakeLoader, data_function
-from runner.data.hf.columns import Columns, class_names, fake_batches, is_text, largest_label, undecoded
+from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.multi_label import COLUMN, with_truth_values
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
+from runner.data.hf.streaming import MakeSamples, StreamLoader, open_stream, token_windows
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
 from runner.data.text.packing import document_ends, end_token, packed_loaders
 from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
-from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
+from runner.data.text.windows import (
+    WindowSizes,
+    check_eval_share,
+    check_windows,
+    fake_window_loaders,
+    next_token,
+    window_loaders,
+)
 from runner.distributed.ranks import get_global_rank
 from runner.failures.checks import check_whole, refuse_if
 from runner.files.values import HubName, LocalPath
 from runner.libraries.hugging_face import bars_on_terminals
 
 log = logging.getLogger("runner")
+
+_NEEDS_ALL = "all rows are needed at once: leave streaming out"
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,9 @@ class HFDataset(WindowSizes):
         batch_size, eval_batch_size: windows or samples in a training batch, or in an evaluation or test batch, all
             ranks together.
         num_workers: processes that read inputs and targets on each rank; 0 reads in this process.
+        streaming: whether to read rows as they come, without loading or converting the data set first.
+        shuffle_buffer: with streaming, number of rows in memory from which the next is drawn, on each worker; 0 trains
+            on rows in the order of the files.
         seed: seed of the order, and of the rows drawn for evaluation.
 
     Raises:
@@ -103,11 +118,15 @@ class HFDataset(WindowSizes):
     cache: LocalPath | None = "~/.cache/exactrun/tokens"
     image_size: int | None = None
     num_workers: int = 2
+    streaming: bool = False
+    shuffle_buffer: int = 1000
     seed: int = 0
 
-    def load(self) -> tuple[OrderedLoader, ...]:
+    def load(self) -> tuple[OrderedLoader, ...] | tuple[StreamLoader, ...]:
         """Return the loaders."""
         columns, source, splits, encoder = self._check()
+        if self.streaming:
+            return self._load_streams(columns, source, splits, encoder)
         with bars_on_terminals("datasets", "huggingface_hub"):
             parts = load_parts(source, splits, self.eval_share, self.seed)
             if self.text is not None:
@@ -126,9 +145,47 @@ class HFDataset(WindowSizes):
             *(DatasetLoader(part, self.eval_batch_size, shuffle=False, **shared) for part in held_out),
         )
 
-    def fake(self) -> tuple[FakeLoader, ...]:
-        """Return loaders of made-up batches, based on the description of the data."""
+    def _load_streams(
+        self, columns: _Columns, source: Source, splits: Splits, encoder: Tokenizer
+    ) -> tuple[StreamLoader, ...]:
+        """Return loaders of rows that are read as they come."""
+        with bars_on_terminals("datasets", "huggingface_hub"):
+            named = splits._asdict().items()
+            streams = [open_stream(source, key, split) for key, split in named if split is not None]
+        make: MakeSamples = iter
+        if self.text is not None:
+            check_text(streams[0].rows.features, self.text)
+            make = partial(token_windows, text=self.text, encoder=encoder, context=self.context)
+            used, parts, collate, transform = [self.text], [{} for _ in streams], torch.stack, next_token
+        else:
+            feature = streams[0].rows.features.get(str(columns.targets))
+            has_names = columns.task in NAMED and (is_text(feature) or holds_texts(feature))
+            reason = "a stream does not know the names in advance; give them all, as in [negative, positive]"
+            refuse_if(has_names and self.classes is None, "classes", None, reason)
+            used = [*dict.fromkeys((*columns.inputs, *([str(columns.targets)] if columns.targets else [])))]
+            parts = _make_datasets([Part(stream.first, None) for stream in streams], columns)
+            refuse_if(
+                parts[0].is_multi_label,
+                "targets",
+                columns.targets,
+                f"each row has any number of classes; for these {_NEEDS_ALL}",
+            )
+            collate, transform = parts[0].stack, getattr(parts[0], "normalize", None)
+            for part in parts:
+                part.read_from({})
+        loaders = []
+        for stream, part in zip(streams, parts, strict=True):
+            size, buffer = (self.eval_batch_size, 0) if loaders else (self.batch_size, self.shuffle_buffer)
+            stream = stream._replace(rows=stream.rows.select_columns(used))
+            loader = StreamLoader(stream, make, part, collate, size, buffer, self.seed, self.num_workers, transform)
+            loaders.append(loader)
+        return tuple(loaders)
+
+    def fake(self) -> tuple[FakeLoader, ...] | tuple[StreamLoader, ...]:
+        """Return loaders of made-up batches, based on the description of the data; streams are read."""
         columns, source, splits, encoder = self._check()
+        if self.streaming:
+            return self._load_streams(columns, source, splits, encoder)
         with bars_on_terminals("datasets", "huggingface_hub"):
             features, counts, row_sizes = describe(source, splits, self.eval_share, self.text)
             if self.text is not None:
@@ -150,6 +207,9 @@ class HFDataset(WindowSizes):
         """Check the arguments before anything is read, and return them; the tokenizer is for `text`."""
         columns = self._columns()
         check_windows(self)
+        check_whole("shuffle_buffer", self.shuffle_buffer, 0, "a number of rows")
+        if self.streaming:
+            self._check_streaming()
         if self.eval_split is None:
             check_eval_share(self.eval_share)
         encoder = load_tokenizer(None) if self.text is None else load_tokenizer(self.tokenizer, self.added_tokens)
@@ -157,6 +217,16 @@ class HFDataset(WindowSizes):
             end_token(encoder)
         source = Source(self.name, self.config, self.data_files, self.data_dir)
         return columns, source, Splits(self.split, self.eval_split, self.test_split), encoder
+
+    def _check_streaming(self) -> None:
+        refuse_if(
+            self.eval_split is None, "eval_split", None, f"name a split to evaluate on; to draw rows, {_NEEDS_ALL}"
+        )
+        refuse_if(self.pack_documents, "pack_documents", True, f"must be False; to pack by best fit, {_NEEDS_ALL}")
+        remedy = "leave it out, or name a smaller split to evaluate on"
+        refuse_if(self.eval_tokens is not None, "eval_tokens", self.eval_tokens, remedy)
+        reason = f"must be one column; for several {_NEEDS_ALL}"
+        refuse_if(not isinstance(self.targets, str | None), "targets", self.targets, reason)
 
     def _columns(self) -> _Columns:
         """Check the arguments that define a sample, and return them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -80,10 +81,13 @@ def _identity(rows: Any) -> list[Any]:
     return [rows._fingerprint, len(rows), state_of(file["filename"] for file in rows.cache_files)]
 
 
-def load_split(source: Source, key: str, split: str) -> Any:
-    """Return the rows of a split, the argument `key`, after downloading and converting them if needed."""
+def load_split(source: Source, key: str, split: str, streaming: bool = False) -> Any:
+    """Return the rows of a split, the argument `key`, after downloading and converting them if needed.
+
+    With `streaming`, they are a `datasets.IterableDataset`, and nothing is downloaded or converted first.
+    """
     datasets = import_hf("datasets")
-    if _is_saved(source.name):
+    if is_saved(source.name):
         saved = datasets.load_from_disk(source.name)
         if isinstance(saved, datasets.DatasetDict):
             if split not in saved:
@@ -94,13 +98,19 @@ def load_split(source: Source, key: str, split: str) -> Any:
             raise wrong_argument(key, split, f"name={source.name!r} has only one split; {remedy}")
         return saved.with_format(None)
     _check_files(source)
-    with _explain_errors(source, key, split):
+    with explained(source, key, split):
         return datasets.load_dataset(
-            source.name, source.config, data_dir=source.data_dir, data_files=source.data_files, split=split
+            source.name,
+            source.config,
+            data_dir=source.data_dir,
+            data_files=source.data_files,
+            split=split,
+            streaming=streaming,
         )
 
 
-def _is_saved(name: str) -> bool:
+def is_saved(name: str) -> bool:
+    """Return whether a folder holds a data set that `datasets` saved."""
     return any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json"))
 
 
@@ -110,17 +120,32 @@ def _check_files(source: Source) -> None:
 
 
 @contextmanager
-def _explain_errors(source: Source, key: str, split: str) -> Iterator[None]:
-    """Turn errors of `datasets` into one sentence."""
+def explained(source: Source, key: str, split: str) -> Iterator[None]:
+    """Turn errors of `datasets` into one sentence, with the name of a broken file."""
+    logged = _LastError(logging.ERROR)  # the exception lacks the name
+    logger = logging.getLogger("datasets")
+    logger.addHandler(logged)
     try:
         yield
     except Exception as error:  # of many kinds: its own, pyarrow's, the network's
         cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
-        reason = " ".join(str(cause).split()) or type(cause).__name__
-        if isinstance(error, ValueError) and "nknown split" in reason:
+        reason = " ".join((logged.message or str(cause)).split()) or type(cause).__name__
+        reason = "it has no rows" if isinstance(cause, StopIteration) else reason
+        if isinstance(error, ValueError) and ("nknown split" in reason or "Bad split" in reason):
             raise wrong_argument(key, split, reason.rstrip(".")) from error
         kind = OSError if isinstance(cause, OSError) else ValueError
         raise kind(f"name={source.name!r}: datasets cannot load it: {reason[:400].rstrip('.')}") from error
+    finally:
+        logger.removeHandler(logged)
+
+
+class _LastError(logging.Handler):
+    """Keeps the message of the last error that was logged."""
+
+    message = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.message = record.getMessage()
 
 
 def describe(source: Source, splits: Splits, eval_share: float, text: str | None) -> tuple[Any, list[int], list[float]]:
@@ -128,7 +153,7 @@ def describe(source: Source, splits: Splits, eval_share: float, text: str | None
 
     The data set is downloaded and converted only if its description lacks any of this; a local data set is read.
     """
-    info = None if _is_saved(source.name) else _description(source, splits.split)
+    info = None if is_saved(source.name) else _description(source, splits.split)
     names = [name for name in splits if name is not None]
     if info is not None and all(name in info.splits for name in names):
         features = info.features
@@ -151,7 +176,7 @@ def describe(source: Source, splits: Splits, eval_share: float, text: str | None
 def _description(source: Source, split: str) -> Any:
     """Return the description of a data set that has not been downloaded; None if it is downloaded or incomplete."""
     _check_files(source)
-    with _explain_errors(source, "split", split):
+    with explained(source, "split", split):
         builder = import_hf("datasets").load_dataset_builder(
             source.name, source.config, data_dir=source.data_dir, data_files=source.data_files
         )

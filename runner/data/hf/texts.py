@@ -51,7 +51,7 @@ class Texts(Dataset[dict[str, Tensor]]):
                 kind = "text" if key == "inputs" else "target"
                 reason = f"{missing} of {len(rows.data)} rows have no {kind} in this column"
                 raise wrong_argument(key, column, f"{reason}; fill them in, or leave them out")
-        self._rows = rows.select_columns([*dict.fromkeys((*inputs, *([targets] if targets else [])))])
+        self.rows = rows.select_columns([*dict.fromkeys((*inputs, *([targets] if targets else [])))])
         self._inputs = tuple(inputs)
         self._targets = targets
         self._encode = encode
@@ -59,13 +59,19 @@ class Texts(Dataset[dict[str, Tensor]]):
         self.ids: list[str] | None = None  # of new rows
         self.is_multi_label = labels is not None and labels.is_multi_label
 
+    def read_from(self, rows: Any) -> None:
+        """Take samples from other rows by number, such as a dict of the rows of a batch."""
+        self.rows = rows
+        if self._labels is not None:
+            self._labels.read_from(rows)
+
     def new_rows(self, path: Path) -> Texts:
         """Return the rows of a file, without targets; the attribute `ids` has their ids."""
         if self._encode.task not in NAMED:
             raise WrongKey(KEY, f"a model for {self._encode.task} predicts no classes or numbers", repr(str(path)))
         new = copy.copy(self)
         new._targets = new._labels = None
-        new._rows, new.ids = table_at(path, self._inputs, self._rows.features)
+        new.rows, new.ids = table_at(path, self._inputs, self.rows.features)
         return new
 
     @property
@@ -74,7 +80,7 @@ class Texts(Dataset[dict[str, Tensor]]):
         return self._encode.classes if self._labels is None else self._labels.classes
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def targets(self) -> Tensor:
@@ -92,7 +98,9 @@ class Texts(Dataset[dict[str, Tensor]]):
         return self._encode._context
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = self._rows[index]
+        row = self.rows[index]
+        for key, column in _named_columns(self._inputs, self._targets):  # only in a stream are they not checked yet
+            refuse_if(row[column] is None, key, column, f"row {index} has no value; fill it in, or leave the row out")
         target = row[self._targets] if self._targets else None
         if self._labels is not None:
             target = self._labels[index][0]

@@ -83,11 +83,11 @@ class StreamBatches(SeededBatches):
     """Reads the batches of one worker in sequence; see `StreamLoader` for the arguments."""
 
     def __init__(
-        self, stream: Stream, shuffles: bool, make_samples: MakeSamples, dataset: Any, size: int, *others: Any
+        self, stream: Stream, shuffle_buffer: int, make_samples: MakeSamples, dataset: Any, size: int, *others: Any
     ) -> None:
         super().__init__(dataset, *others)
         self._stream = stream
-        self._shuffles = shuffles
+        self._shuffle_buffer = shuffle_buffer
         self._make_samples = make_samples
         self._size = size
         self._process = get_data_parallel_rank(), get_data_parallel_size()
@@ -99,11 +99,16 @@ class StreamBatches(SeededBatches):
         worker = get_worker_info()
         workers = 1 if worker is None else worker.num_workers
         if number < workers:  # the first batch of an epoch
-            self._stream.rows.set_epoch(epoch if self._shuffles else 0)  # it would shuffle files in any case
+            rows = self._stream.rows
+            if self._shuffle_buffer:
+                # A new object: workers share the epoch of the one that they were sent, and two that set it at a time
+                # both add the difference, to 2 instead of 1.
+                rows = rows.shuffle(self.seed, buffer_size=self._shuffle_buffer)
+                rows.set_epoch(epoch)
             rank, ranks = self._process
             first = rank if worker is None else worker.id * ranks + rank
             numbers = itertools.count(first, workers * ranks)  # the numbers of rows, if one file is not shuffled
-            self._numbered = zip(numbers, self._make_samples(self._read_rows()), strict=False)
+            self._numbered = zip(numbers, self._make_samples(self._read_rows(rows)), strict=False)
             self._ahead = self._take()
         samples, self._ahead = self._ahead, self._take()
         if not samples:
@@ -119,9 +124,9 @@ class StreamBatches(SeededBatches):
             error.add_note("rows are counted in the order in which they are read")
             raise
 
-    def _read_rows(self) -> Iterator[Any]:
+    def _read_rows(self, rows: Iterable[Any]) -> Iterator[Any]:
         with self._stream.explain():
-            yield from self._stream.rows
+            yield from rows
 
     def _take(self) -> list[tuple[int, Any]]:
         return [*itertools.islice(self._numbered, self._size)]
@@ -201,8 +206,6 @@ class StreamLoader:
         refuse_if(batch_size % ranks != 0, "batch_size", batch_size, reason)
         self.order_settings = {"ranks": ranks, "files": rows.num_shards, "batch_size": batch_size}
         self.order_settings |= {"seed": seed, "shuffle_buffer": shuffle_buffer}
-        if shuffle_buffer:
-            rows = rows.shuffle(seed, buffer_size=shuffle_buffer)
         if ranks > 1:
             rows = import_hf("datasets.distributed").split_dataset_by_node(rows, rank, ranks)
         workers = self.order_settings["num_workers"] = min(num_workers, rows.num_shards)
@@ -215,7 +218,7 @@ class StreamLoader:
         self._keys = StreamKeys()
         self._workers = max(1, workers)
         stream = stream._replace(rows=rows)
-        sizes = stream, shuffle_buffer > 0, make_samples, dataset, batch_size // ranks
+        sizes = stream, shuffle_buffer, make_samples, dataset, batch_size // ranks
         batches = StreamBatches(*sizes, collate_fn, seed, transform)
         self._pool = WorkerPool(batches, self._keys, workers, {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from pathlib import Path
@@ -156,6 +157,23 @@ def test_the_order_depends_on_seed_and_epoch(rows: dict[str, Any]):
 
     assert order(0, 0) == order(0, 0)
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+def test_workers_that_start_an_epoch_at_once_read_that_epoch(rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    kind: Any = pytest.importorskip("datasets").IterableDataset
+    worker, other = (copy.copy(stream(**rows, inputs="x", targets="n")[0]._pool.batches) for _ in range(2))
+    expected = worker[1, 0, False, True]
+    worker._stream = other._stream  # as among workers, which share the epoch of the object in memory
+    start = [lambda: other[1, 0, False, True]]
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        change = epoch - self._epoch
+        while start:
+            start.pop()()
+        self._epoch += change
+
+    monkeypatch.setattr(kind, "set_epoch", set_epoch)
+    assert_same([worker[1, 0, False, True]], [expected])
 
 
 def test_images_in_a_folder_are_streamed(rows: dict[str, Any], tmp_path: Path):

@@ -245,11 +245,9 @@ def restore(state: State, path: str | Path) -> None:
 def _order(state: State) -> dict[str, Any]:
     """Return the settings that decide which samples a batch has; empty for a loader without them or a stand-in."""
     loader = state.train_dataloader
-    if settings := getattr(loader, "order_settings", None):  # of a stream
-        return dict(settings)
     order = None if getattr(loader, "is_fake", False) else getattr(loader, "order", None)
     names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
-    return {name: getattr(order, name) for name in names if hasattr(order, name)}
+    return getattr(loader, "order_settings", {name: getattr(order, name) for name in names if hasattr(order, name)})
 
 
 def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
@@ -258,8 +256,6 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
     before = saved.get("order", {})
     timestamp = Timestamp.from_state_dict(saved["timestamp"])
     changes = [f"{name} {before[name]} -> {value}" for name, value in order.items() if before.get(name, value) != value]
-    if before and order and ("shuffle_buffer" in before) != ("shuffle_buffer" in order):
-        changes.append("rows were streamed in only one of them")
     if changes and timestamp.batch_in_epoch > 0:
         raise ValueError(
             f"checkpoint {str(path)!r} was saved mid-epoch, after {timestamp.sample_in_epoch} samples, and the "

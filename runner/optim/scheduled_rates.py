@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.optim.schedulers import Schedule, warn_of_mixed_units, warn_of_whole_epochs
+from runner.optim.schedulers import Schedule, warn_of_lengths
 from runner.timing.time import Progress, Time, Timestamp
 
 if TYPE_CHECKING:
@@ -42,10 +42,8 @@ class ScheduledRates:
         timestamp, max_duration, batches_per_epoch = progress
         if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
             self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
-            if batches_per_epoch is None and self._bound_to[0] is None:
-                warn_of_whole_epochs(self.schedules, max_duration)
-            if batches_per_epoch != (self._bound_to[1] or batches_per_epoch) and not self._warned:
-                self._warned = warn_of_mixed_units(self.schedules, max_duration)
+            if not self._warned:
+                self._warned = warn_of_lengths(self.schedules, max_duration, self._bound_to, batches_per_epoch)
             self._bound_to = max_duration, batches_per_epoch
         multiplier = math.prod([multiplier_at(timestamp) for multiplier_at in self._multipliers])
         for group in self.optimizer.param_groups if self.schedules else ():

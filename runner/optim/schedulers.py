@@ -57,7 +57,25 @@ class Schedule(ABC):
         """
 
 
-def warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bool:
+def warn_of_lengths(
+    schedules: Iterable[Schedule],
+    max_duration: Time,
+    before: tuple[Time | None, int | None],
+    batches_per_epoch: int | None,
+) -> bool:
+    """Warn of a schedule that an unknown or changed number of batches in an epoch makes inexact; return whether it did.
+
+    `before` is the previous duration of the run and number of batches, with None for what was unknown.
+
+    Raises:
+        ValueError: the rate would be 0 for a whole epoch.
+    """
+    if batches_per_epoch is None and before[0] is None:
+        _warn_of_whole_epochs(schedules, max_duration)
+    return batches_per_epoch != (before[1] or batches_per_epoch) and _warn_of_mixed_units(schedules, max_duration)
+
+
+def _warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bool:
     """Warn of the first schedule that converts between epochs and batches; return whether one does.
 
     Call it when the number of batches in an epoch has changed. Times in epochs, and fractions of a run in epochs, stay
@@ -76,7 +94,7 @@ def warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bo
     return False
 
 
-def warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> None:
+def _warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> None:
     """Warn of the first smooth schedule that only changes between epochs, as their numbers of batches are unknown.
 
     Raises:

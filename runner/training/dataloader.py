@@ -142,9 +142,7 @@ class BatchStream:
 
     def _share(self, batches: Iterator[Any], reading: shares.Reading) -> Iterator[Any]:
         """Yield this rank's share of each batch. Call it on all ranks."""
-        for share in shares.read_shares(
-            reading, batches, lambda batch: self._own_counts(0, batch)[0], self._name, self.loader
-        ):
+        for share in shares.read_shares(reading, batches, lambda b: self._own_counts(0, b)[0], self._name, self.loader):
             self._read_share = share
             yield share.batch
 

@@ -58,7 +58,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3556  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3548  # no blank lines, comments, docstrings
 # What trains: these rooms without what is only looked at, and these files of other rooms.
 ENGINE_ROOMS = ("core", "training")
 NO_ENGINE = {

@@ -204,8 +204,8 @@ class StreamLoader:
         rows = stream.rows
         reason = f"must be a multiple of the {ranks} ranks, which each read their own rows with streaming=True"
         refuse_if(batch_size % ranks != 0, "batch_size", batch_size, reason)
-        self.order_settings = {"ranks": ranks, "files": rows.num_shards, "batch_size": batch_size}
-        self.order_settings |= {"seed": seed, "shuffle_buffer": shuffle_buffer}
+        self.order_settings = {"ranks": ranks, "files": rows.num_shards, "batch_size": batch_size, "seed": seed}
+        self.order_settings["shuffle"] = f"streamed with shuffle_buffer={shuffle_buffer}"
         if ranks > 1:
             rows = import_hf("datasets.distributed").split_dataset_by_node(rows, rank, ranks)
         workers = self.order_settings["num_workers"] = min(num_workers, rows.num_shards)

@@ -315,7 +315,8 @@ def test_commands_on_a_stream(rows: dict[str, Any], run_here: Any, tmp_path: Pat
     run_here(*command, "trainer.max_duration=5ba", "hydra.run.dir=run", code=0)
     ended = run_here("resume", "run", "trainer.max_duration=2ep", "data.num_workers=0", code=2)
     assert "was saved mid-epoch" in ended.err and "num_workers 2 -> 0" in ended.err
-    ended = run_here("resume", "run", "trainer.max_duration=2ep", "data.streaming=false", code=2)
+    allowed = "data.streaming=false", "--allow-changes", "data.streaming"
+    ended = run_here("resume", "run", "trainer.max_duration=2ep", *allowed, code=2)
     assert "was saved mid-epoch" in ended.err and "streamed" in ended.err
     Path("new.jsonl").write_text('{"x": [1.0, 2.0]}\n' * 5)
     assert "5 samples" in run_here("predict", "run", "--data", "new.jsonl", code=0).out

@@ -250,7 +250,7 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     "nowhere": ({"text": "text", "name": "/nowhere", "data_files": None}, "name='/nowhere': datasets cannot load it"),
     "broken": (
         {"text": "text", "data_files": "broken.jsonl"},
-        "name='json': datasets cannot load it: JSON parse error",
+        "name='json': datasets cannot load it: .*broken.jsonl.*JSON parse error",
     ),
 }
 

@@ -59,7 +59,7 @@ class Watched:
         """Return the line for the batch that was just trained. All ranks if the model is sharded."""
         state: Any = self._state
         state.batch = batch
-        state.total_loss = loss if isinstance(loss, Tensor) else torch.tensor(loss)
+        state.total_loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
         unknown = {"algorithms"} if batch is not None else {"algorithms", "content"}
         known = {name: part for name, part in digest_state(state).items() if name not in unknown}
         named = {"tensors": digest_tensors(state), "values": measure_state(state)}

@@ -101,8 +101,7 @@ class Recorder:
         self._metrics: dict[str, Tensor | float] = {}
         self._watched: Watched | None = None
         self._losses: list[Tensor | float] = []  # of the latest batches, which the logger does not have yet
-        self._versions: list[int] = []  # of these tensors, to notice that one is changed in place
-        self._loss: Tensor | float = 0.0
+        self._last_loss: Tensor | float = 0.0
         self._due = 0.0  # when the logger gets the losses
         self._exit = ExitStack()
         self._is_open = True
@@ -126,25 +125,26 @@ class Recorder:
         hold what this batch was trained with.
 
         Args:
-            loss: the loss of the batch; rank 0's is recorded. The tensor must not change afterwards.
+            loss: the loss of the batch; rank 0's is recorded.
             batch: the batch, if its digest is wanted; see `watch`.
             metrics: further values of this batch, such as the learning rate, by their keys.
 
         Raises:
-            ValueError: `loss` has several elements, or an earlier one was changed in place.
+            ValueError: `loss` has several elements.
         """
         if isinstance(loss, Tensor):
-            loss = loss.detach()
-            self._versions.append(loss._version)
+            if loss.numel() != 1:
+                raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
+            # On a device it is read later. It is copied, since a captured graph writes each loss to the same place.
+            self._losses.append(loss.item() if loss.is_cpu else loss.detach().reshape(()).clone())
         else:
-            self._versions.append(0)
-        self._losses.append(loss)
+            self._losses.append(float(loss))
         if metrics or self._watched is not None or time.perf_counter() > self._due:
             self._pass_on()
             if metrics:
                 self._logger.log_metrics(metrics)
             if self._watched is not None and self._state.timestamp.batch % self._watched.interval == 0:
-                self._write_digests(self._watched, batch)
+                self._write_digests(self._watched, loss, batch)
 
     def log(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Log results at the current batch, such as `{"eval/accuracy": 0.9, "eval/loss": 0.3}`.
@@ -264,16 +264,15 @@ class Recorder:
 
     def _pass_on(self) -> None:
         """Give the losses of the latest batches to the logger: many at once, which takes less time than one by one."""
-        losses, versions = self._losses, self._versions
-        self._losses, self._versions = [], []
-        for loss, version in zip(losses, versions, strict=True):
+        losses, self._losses = self._losses, []
+        for loss in losses:
             self._state.timestamp = self._state.timestamp.to_next_batch()
-            self._loss = loss if isinstance(loss, float) else _check_loss(loss, version)
-            self._logger.log_uncopied({"loss/train/total": self._loss})
+            self._logger.log_uncopied({"loss/train/total": loss})
+            self._last_loss = loss
         self._due = time.perf_counter() + INTERVAL
 
-    def _write_digests(self, watched: Watched, batch: Any) -> None:
-        entry = watched.digests(self._loss, batch)
+    def _write_digests(self, watched: Watched, loss: Tensor | float, batch: Any) -> None:
+        entry = watched.digests(loss, batch)
         if self.folder is not None:
             append_digests(self.folder / DIGESTS, entry)
 
@@ -292,7 +291,7 @@ class Recorder:
 
     def _divergence(self) -> Diverged | None:
         """Return an error if the last loss or the objective is not finite."""
-        for name, value in {"the loss of the last batch": float(self._loss), **self._result.objectives}.items():
+        for name, value in {"the loss of the last batch": float(self._last_loss), **self._result.objectives}.items():
             if not math.isfinite(value):
                 return Diverged(f"the run has diverged: {name} is {value}")
         return None
@@ -326,17 +325,6 @@ def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
     refuse_if(verb != OWN_LOOP, "folder", shown, reason)
     reason = "holds a run with another config; choose a new folder, or give after_batch to go on"
     refuse_if(before.identity != identity and after_batch == 0, "folder", shown, reason)
-
-
-def _check_loss(loss: Tensor | float, version: int) -> Tensor | float:
-    """Return a recorded loss as a number or a tensor without dimensions, after checking that it is unchanged."""
-    if not isinstance(loss, Tensor):
-        return float(loss)
-    if loss.numel() != 1:
-        raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
-    if loss._version != version:
-        raise wrong_argument("loss", loss, "this tensor was changed after it was recorded; give loss.clone()")
-    return loss.reshape(()) if loss.dim() else loss
 
 
 def _key_of(name: str) -> str:

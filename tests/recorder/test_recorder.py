@@ -174,11 +174,6 @@ def test_a_recorder_refuses_what_it_cannot_record(tmp_path: Path, run_here: Any)
             recorder.batch(torch.zeros(2))
         with pytest.raises(ValueError, match="name='accuracy': must be label/metric"):
             recorder.log({"accuracy": 0.5})
-        running = torch.zeros(())
-        recorder.batch(running)
-        running += 1
-        with pytest.raises(ValueError, match=r"changed after it was recorded; give loss.clone\(\)"):
-            recorder.log({"eval/loss": running})
     with pytest.raises(ValueError, match="holds a run with another config"):
         Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[])
     with Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[], after_batch=1):
@@ -273,22 +268,13 @@ def test_another_process_neither_ends_nor_enters_a_run(tmp_path: Path):
     assert result_of(tmp_path / "run").status == "FINISHED"
 
 
-def test_a_wrong_loss_that_is_noticed_at_the_end_fails_the_run(tmp_path: Path):
-    recorder = make(tmp_path / "run")
-    running = torch.zeros(())
-    recorder.batch(1.0)
-    recorder.batch(running)
-    running += 1
-    with pytest.raises(ValueError, match="changed after it was recorded"):
-        recorder.close()
-    assert result_of(tmp_path / "run").status == "FAILED"
-
-
 def test_every_batch_of_a_fast_loop_is_logged(tmp_path: Path):
     logged = InMemoryLogger()
     with Recorder(folder=tmp_path / "run", destinations=[logged]) as recorder:
+        running = torch.zeros(())  # the same tensor for all batches, as in a captured graph
         for number in range(1000):
-            recorder.batch(torch.tensor(float(number)), lr=0.5) if number == 500 else recorder.batch(number)
+            running.fill_(number)
+            recorder.batch(running, **({"lr": 0.5} if number == 500 else {}))
     steps, losses = logged.get_timeseries("loss/train/total")
     assert steps == [*range(1, 1001)] and losses == [*map(float, range(1000))]
     assert logged.get_timeseries("lr") == ([501], [0.5])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 _DERIVES_RATES = "torch."
-"""Targets of schedulers that compute each rate from the previous one begin like this."""
+"""Prefix of the targets of schedulers that compute each rate from the previous one."""
 
 
 def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
@@ -25,16 +25,16 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
 
     if state.resumed_from is None or not (before := read_config(state.resumed_from)):
         return
-    schedules = [str((section.get("scheduler") or {}).get("_target_", "")) for section in (before, config)]
-    is_free = not any(schedule.startswith(_DERIVES_RATES) for schedule in schedules)  # may use new base rates
+    targets = [str((section.get("scheduler") or {}).get("_target_", "")) for section in (before, config)]
+    can_change = not any(target.startswith(_DERIVES_RATES) for target in targets)  # rates follow from initial_lr alone
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for change in find_changes(before, config):
         section, _, name = change.key.partition(".")
-        if section not in ("optimizer", "scheduler") or (section == "scheduler" and is_free):
+        if section not in ("optimizer", "scheduler") or (section == "scheduler" and can_change):
             continue
         names = [name, "initial_lr"] if name == "lr" and "initial_lr" in groups[0] else [name]
         scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # from param_groups
-        if not is_free or change.after is ABSENT or not _is_shared(groups, names[-1], scales):
+        if not can_change or change.after is ABSENT or not _is_shared(groups, names[-1], scales):
             weights = show_path(state.resumed_from)
             raise ValueError(
                 f"{change}: cannot be applied to a checkpoint; start from its weights with trainer.load_path={weights}"

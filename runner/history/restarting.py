@@ -1,4 +1,4 @@
-"""Restarts a run after a failure of the machine: Slurm requeues the job, or the run restarts here."""
+"""Restarts a run after the machine fails: Slurm requeues the job, or the run restarts on this machine."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def saved_batch(run_dir: Path) -> int:
     return max(batches)
 
 
-def _restart(run_dir: Path, most: int, reason: str) -> None:
-    """Restart a run after a failure if restarts are left, and print the reason and the batch to start from.
+def _restart(run_dir: Path, limit: int, reason: str) -> None:
+    """Restart a run after a failure if any restarts are left, and print the reason and the batch to start from.
 
     Raises:
         Restarted: the run restarts.
@@ -74,20 +74,20 @@ def _restart(run_dir: Path, most: int, reason: str) -> None:
     if not restarts.may_restart():
         return
     batch = saved_batch(run_dir)
-    number = restarts.count_failure(str(run_dir), most, batch)
+    number = restarts.count_failure(str(run_dir), limit, batch)
     if number == 0:
-        cause = f"{most} restarts in a row have trained no further" if most else "launch.restarts=0"
+        cause = f"{limit} restarts in a row have trained no further" if limit else "launch.restarts=0"
         command = show_command("resume", show_path(run_dir))
         print_to_stderr(f"WARNING: not restarted ({cause}); when the machine is in order: {command}")
         return
     start = "the beginning" if batch < 0 else f"batch {batch}"
-    reason = without_credentials(f"restart {number} of {most}, from {start}, because the machine failed: {reason}")
+    reason = without_credentials(f"restart {number} of {limit}, from {start}, because the machine failed: {reason}")
     print_to_stderr(f"WARNING: {reason}")
     raise restarts.Restarted(reason)
 
 
 def _describe(error: Exception) -> str:
-    """Return an error in one line; for another rank's failure, the last line of its trace that names an exception."""
+    """Return an error as one line; for another rank's failure, the last line of its trace that names an exception."""
     if isinstance(error, RankFailed):
         lines = [line for line in error.trace.splitlines() if re.match(r"[\w.]+: ", line)] or error.trace.splitlines()
         return f"rank {error.rank}: {lines[-1]}"

@@ -1,4 +1,4 @@
-"""Hook names of other libraries, and the names of these hooks here."""
+"""Maps the hook names of other libraries to those of the runner."""
 
 from __future__ import annotations
 
@@ -32,5 +32,7 @@ _FOREIGN_NAMES = {
 }
 
 HOOKS_HERE = {foreign: name for name, names in _FOREIGN_NAMES.items() for foreign in names.split()}
-"""The closest hook here for each hook of Lightning, Keras, transformers, fastai, MMEngine and torchtnt; those named
-`on_` plus the name of an event are left out."""
+"""The runner's closest hook for each hook of Lightning, Keras, transformers, fastai, MMEngine and torchtnt.
+
+Names that consist of `on_` and an event of the runner, such as `on_fit_start`, are left out.
+"""

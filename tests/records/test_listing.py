@@ -1,4 +1,4 @@
-"""Values of a config are the same whether a section of it is parsed or all of it."""
+"""Values of a config are the same whether a single section or the whole config is parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = {"seed": 3, "model": {"sizes": [1, 2], "text": "a: b\n\nc"}, "data": Non
     "text",
     [
         yaml.safe_dump(PLAIN, sort_keys=False),
-        yaml.safe_dump(PLAIN, default_flow_style=True),  # not as the runner writes it
+        yaml.safe_dump(PLAIN, default_flow_style=True),  # a style that the runner does not write
         "seed: 1\nmodel: &shared {a: 1}\ndata: *shared\n",
         "seed: 1\nmodel: {a: 1}\nseed: 2\n",
         "# a comment\nseed: 1\nmodel:\n  a: 1",
@@ -34,17 +34,17 @@ def test_section_parsed_alone_equals_section_of_whole_config(text: str, tmp_path
     assert folder.section("absent") is None and folder.setting("model.absent") is None
 
 
-def test_sections_that_are_alike_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_identical_sections_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from runner.records import listing
 
     parsed: list[str] = []
     load = listing.load_plain
 
-    def counted(text: str) -> Any:
+    def load_and_record(text: str) -> Any:
         parsed.append(text)
         return load(text)
 
-    monkeypatch.setattr(listing, "load_plain", counted)
+    monkeypatch.setattr(listing, "load_plain", load_and_record)
     for seed in range(50):
         run = tmp_path / f"{seed}"
         run.mkdir()

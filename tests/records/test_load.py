@@ -1,4 +1,4 @@
-"""How busy the machine was: measured beside other work, kept over sessions, and told where times are compared."""
+"""Load from other work on the machine: measured, averaged over sessions, and reported when runs are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from runner.records.load import LoadMeter, describe_inequality
 from runner.records.result import Result, read_result
 
-SECONDS = 1.0  # of CPU time; starting an interpreter takes up to a quarter of that on a busy machine
+SECONDS = 1.0  # CPU time; starting an interpreter takes up to a quarter of that on a busy machine
 MEASURE = f"""
 import subprocess, sys
 from runner.records.load import _cpu_seconds
@@ -20,34 +20,35 @@ from runner.records.load import _cpu_seconds
 busy = [sys.executable, "-I", "-c", "import time\\nwhile time.process_time() < {SECONDS}: pass"]
 orphan = [sys.executable, "-I", "-c", f"import subprocess; subprocess.Popen({{busy!r}})"]
 before = _cpu_seconds()
-subprocess.run(busy if sys.argv[1] == "True" else orphan, check=True, stdout=subprocess.PIPE)  # closed when both end
-print(*(now - then for now, then in zip(_cpu_seconds(), before)))
+# The orphan inherits the pipe, so reading it to its end waits for the orphan too.
+subprocess.run(busy if sys.argv[1] == "True" else orphan, check=True, stdout=subprocess.PIPE)
+print(*(end - start for end, start in zip(_cpu_seconds(), before)))
 """
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_other_work_counts_and_that_of_our_own_processes_does_not(is_own: bool):
-    """In a process without other children, as those of other tests may end meanwhile."""
+def test_only_cpu_time_of_child_processes_counts_as_own(is_own: bool):
+    """Measure in a subprocess, because children that other tests have started may end in the meantime."""
     measure = [sys.executable, "-c", MEASURE, str(is_own)]
-    everyone, own = map(float, subprocess.run(measure, stdout=subprocess.PIPE, text=True, check=True).stdout.split())
-    assert everyone > SECONDS - 0.1  # counted in hundredths, for each core
+    total, own = map(float, subprocess.run(measure, stdout=subprocess.PIPE, text=True, check=True).stdout.split())
+    assert total > SECONDS - 0.1  # the system counts in hundredths, for each core
     assert (own > SECONDS / 2) is is_own
 
 
-def test_sessions_are_averaged_by_their_length():
+def test_load_of_sessions_is_averaged_by_their_length():
     before = {"start": 0.25, "end": 2.0, "others": 0.5}
-    found = LoadMeter().read(before, 100.0)
-    assert found["start"] == 0.25 and found["others"] == 0.5 and "end" in found
+    load = LoadMeter().read(before, 100.0)
+    assert load["start"] == 0.25 and load["others"] == 0.5 and "end" in load
 
 
-def test_unequal_load_is_told():
+def test_unequal_load_is_described():
     assert describe_inequality([{}, {"others": 0.4}]) is None
     assert describe_inequality([{"others": 0.4}, {"others": 0.45}]) is None
-    said = describe_inequality([{"others": 0.02}, {}, {"others": 0.41}])
-    assert said is not None and "other work took 2% to 41% of the machine" in said
+    sentence = describe_inequality([{"others": 0.02}, {}, {"others": 0.41}])
+    assert sentence is not None and "other work took 2% to 41% of the machine" in sentence
 
 
-def test_compared_runs_show_it(tmp_path: Path, run_here: Any):
+def test_compare_shows_other_work_and_a_note_if_unequal(tmp_path: Path, run_here: Any):
     for name, others in (("a", 0.02), ("b", 0.41)):
         result = Result("FINISHED", name, name, [], seconds=3.0, load={"start": 0.1, "end": 0.2, "others": others})
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""Forks the MLflow writers that tests start in their own process; a real one takes seconds to import MLflow."""
+"""Forks the MLflow writers that a test process starts, because a real writer takes seconds to import MLflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from time import monotonic, sleep  # the tests' `steady` clock replaces them in their module
+from time import monotonic, sleep  # by name, because the `steady` fixture replaces `time.sleep`
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +17,12 @@ from python_process import CAN_FORK, PythonProcess
 
 
 class ForkedWriter:
-    """What `subprocess.Popen` is to `WriterProcess`, which asks it from two threads."""
+    """Stands in for `subprocess.Popen` in `WriterProcess`, which polls it from two threads."""
 
-    def __init__(self, args: Sequence[str], **given: Any) -> None:
-        del given["text"], given["bufsize"]
+    def __init__(self, args: Sequence[str], **options: Any) -> None:
+        del options["text"], options["bufsize"]
         self._lock = threading.Lock()
-        self._process = PythonProcess(args[1:], forks=False, **given)
+        self._process = PythonProcess(args[1:], forks=False, **options)
         self.pid = self._process.pid
         self.stdin = io.TextIOWrapper(io.BufferedWriter(self._process.stdin), line_buffering=True)  # type: ignore[arg-type]
         self.stdout = io.TextIOWrapper(self._process.stdout)  # type: ignore[arg-type]
@@ -30,19 +30,19 @@ class ForkedWriter:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.returncode
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """Return the exit code, or None while the process runs."""
         with self._lock:
             return self._process.poll()
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Return the exit code when it has ended.
+        """Wait for the process to end, and return its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it runs for `timeout` more seconds.
+            subprocess.TimeoutExpired: the process is still running after `timeout` seconds.
         """
         deadline = monotonic() + timeout
         while (code := self.poll()) is None:
@@ -56,7 +56,7 @@ _started: list[ForkedWriter] = []
 
 
 def end_writers() -> None:
-    """End the writers of this process and wait until they have ended."""
+    """End the writers of this process, and kill those that take more than ten seconds to end."""
     for writer in _started:
         with contextlib.suppress(OSError):
             writer.stdin.close()

@@ -1,4 +1,4 @@
-"""A local HTTP server of the files in a folder, which fails, slows down or sends wrong data on request."""
+"""A local HTTP server for a folder, which can fail, slow down, cut files off or report wrong sizes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 
 class Server(ThreadingHTTPServer):
-    """Answers HEAD and GET, also for a range of bytes.
+    """Answers HEAD and GET requests, including those for a range of bytes.
 
     Attributes:
-        folder: what it serves.
-        asked: how often each file was asked for as a whole, by name.
-        failures: how many of the next answers to GET are a 500.
-        stops_after: bytes after which a whole file breaks off; None is at its end.
-        breaks: how many of the next whole files break off; negative: all.
-        says_more: bytes that the size it says is larger than the file's.
-        says_size: whether it says a size at all.
-        delay: seconds before each part of an answer.
-        tags: whether it says an ETag, made of the file's time of change.
+        folder: the folder to serve.
+        asked: number of GET requests for each whole file, by name.
+        failures: number of upcoming GET requests to answer with status 500.
+        stops_after: number of bytes after which a whole file is cut off; None sends all of it.
+        breaks: number of upcoming whole files to cut off; negative: all of them.
+        says_more: number of bytes by which HEAD overstates the size of a file.
+        says_size: whether to report sizes at all.
+        delay: seconds to wait before sending a file or range.
+        tags: whether to send an ETag, derived from the file's modification time.
     """
 
     daemon_threads = True
@@ -75,13 +75,13 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[first : last + 1]
         else:
             self.send_response(200)
-        stops = None
+        limit = None
         if with_body and not span:
             with server.lock:
                 server.asked[name] += 1
                 if server.breaks and server.stops_after is not None:
                     server.breaks -= 1
-                    stops = server.stops_after
+                    limit = server.stops_after
         if server.says_size:
             self.send_header("Content-Length", str(len(body) + server.says_more * (not with_body)))
         if server.tags:
@@ -90,8 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not with_body:
             return
         time.sleep(server.delay)
-        self.wfile.write(body[:stops])
-        if stops is not None or not server.says_size:
+        self.wfile.write(body[:limit])
+        if limit is not None or not server.says_size:
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:

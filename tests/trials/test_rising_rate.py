@@ -1,4 +1,4 @@
-"""A learning rate that rises until the loss diverges: what is suggested where the answer is known."""
+"""A learning rate that rises until the loss diverges, and the rate it suggests for problems with a known answer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from runner.models.supervised import SupervisedModel
 from runner.trials.rising_rate import RisingRate, find_steepest
 
 
-def test_the_steepest_descent_before_the_minimum():
+def test_steepest_descent_is_found_before_the_minimum():
     rates = [10.0**power for power in range(-5, 4)]
-    assert find_steepest(rates, [2.0, 2.0, 1.9, 1.5, 1.4, 1.3, 9.0, 8.0, 1.35]) == rates[2]  # no later fall
+    assert find_steepest(rates, [2.0, 2.0, 1.9, 1.5, 1.4, 1.3, 9.0, 8.0, 1.35]) == rates[2]  # not the later fall
     assert find_steepest(rates, [2.0, 1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) is None  # too near the start to tell
     assert find_steepest(rates, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) is None
     assert find_steepest([0.1], [1.0]) is None
 
 
-def rise(rising: RisingRate, **groups: float) -> list[float]:
+def rise(rising: RisingRate, **rates: float) -> list[float]:
     """Fit 2 w + b to noise around 6, and return the final rates of the parameter groups."""
     torch.manual_seed(0)
     network = nn.Linear(1, 1, bias=True)
@@ -31,7 +31,7 @@ def rise(rising: RisingRate, **groups: float) -> list[float]:
         model=SupervisedModel(network, loss_fn=nn.functional.mse_loss),
         train_dataloader=TensorLoader(*data, batch_size=8, shuffle=True),
         optimizers=lambda params: torch.optim.SGD(
-            [{"params": [one], "lr": lr} for one, lr in zip(params, groups.values(), strict=True)]
+            [{"params": [parameter], "lr": lr} for parameter, lr in zip(params, rates.values(), strict=True)]
         ),
         schedulers=rising.multiplier,
         max_duration="100ba",
@@ -39,11 +39,11 @@ def rise(rising: RisingRate, **groups: float) -> list[float]:
         device="cpu",
     ) as trainer:
         trainer.fit()
-    return [group["lr"] for one in trainer.state.optimizers for group in one.param_groups]
+    return [group["lr"] for optimizer in trainer.state.optimizers for group in optimizer.param_groups]
 
 
-def test_on_a_parabola_the_rate_is_below_the_one_at_which_descent_diverges():
-    """The loss (2 w + b - y)^2 has the curvature 10, so gradient descent diverges above the rate 2 / 10."""
+def test_suggested_rate_on_a_parabola_is_below_divergence():
+    """The largest curvature of the loss (2 w + b - y)^2 is 10, so gradient descent diverges at rates above 2 / 10."""
     rising = RisingRate(1e-5, 10.0, 100, base=0.1)
     rise(rising, weight=0.1, bias=0.1)
     rate = rising.suggest()

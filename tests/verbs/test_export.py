@@ -44,7 +44,7 @@ def test_shards_become_one_file(run_here: Any, run: Path, tmp_path: Path, name: 
 
 
 class Whole(nn.Module):
-    """A model of a user's that happens to have its weights in `module`."""
+    """A user's model that happens to keep its weights in `module`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_exported_weights_fit_the_plain_network_and_start_a_run(run_here: Any, t
         make_trainer(tmp_path / "new", model=ClassificationModel(nn.Sequential(network), 2), load_path=tmp_path / name)
 
 
-def test_names_of_a_model_of_the_users_own_stay(run_here: Any, tmp_path: Path):
+def test_weight_names_of_a_users_model_are_unchanged(run_here: Any, tmp_path: Path):
     weights = Whole().state_dict()
     content = {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": dict(weights)}
     write_checkpoint(
@@ -81,7 +81,7 @@ def test_names_of_a_model_of_the_users_own_stay(run_here: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_a_file_that_holds_no_weights_is_one_message(name: str, tmp_path: Path):
+def test_a_file_without_weights_is_refused(name: str, tmp_path: Path):
     (tmp_path / name).write_bytes(b"no weights")
     with pytest.raises(UnreadableCheckpoint, match=rf"{name} (was not written by|is not a safetensors file)"):
         make_trainer(tmp_path / "run", load_path=tmp_path / name)
@@ -90,18 +90,18 @@ def test_a_file_that_holds_no_weights_is_one_message(name: str, tmp_path: Path):
 def test_a_run_on_a_mirror_is_exported(run_here: Any, run: Path, tmp_path: Path):
     (run / "config.yaml").touch()
     Mirror(f"file://{tmp_path}/mirror/run").upload(run, "ba1", "checkpoints/ba1", [])
-    shown = run_here("export", f"file://{tmp_path}/mirror/run", str(tmp_path / "model.pt"), code=0)
-    assert "downloaded ba1" in shown.err
+    err = run_here("export", f"file://{tmp_path}/mirror/run", str(tmp_path / "model.pt"), code=0).err
+    assert "downloaded ba1" in err
     assert digest(torch.load(tmp_path / "model.pt")) == digest({"a": PART, "b": torch.ones(2), "tied": PART})
 
 
-def test_what_cannot_be_exported_is_one_sentence(run_here: Any, run: Path, tmp_path: Path):
+def test_each_export_error_is_one_sentence(run_here: Any, run: Path, tmp_path: Path):
     (tmp_path / "there.pt").touch()
-    for given, said in {
+    for arguments, message in {
         (str(run), "there.pt"): "error: FILE='there.pt': this file exists; give another name, or remove it\n",
         (str(run), "model.bin"): "error: FILE='model.bin': must end in .pt or .safetensors; a folder ends in /\n",
         ("none", "model.pt"): "error: RUN='none': no such folder; give a run's folder, or a checkpoint's\n",
     }.items():
-        assert said in run_here("export", *given, code=2).err
+        assert message in run_here("export", *arguments, code=2).err
     err = run_here("export", "latest", code=2).err
     assert err.startswith("error: export: takes RUN FILE, not latest; write runner export RUN FILE, such as ")

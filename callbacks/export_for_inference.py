@@ -31,19 +31,19 @@ class ExportForInference(Callback):
 
     Rank 0 exports a copy on the CPU, in evaluation mode, with averaged weights if an algorithm keeps an average. For a
     `LanguageModel`, and for a `SupervisedModel` or `ClassificationModel` with one input, it exports the inner module,
-    which maps inputs to outputs. Any other model is exported as a whole and takes a batch, without the labels if it is
-    a model of transformers. The file gets its final name only after it has passed the check, and is logged as an
-    artifact in the folder 'export'. ONNX keeps the order of nested outputs, but not their names. A model that torch
-    cannot export ends the run with an error, so place this callback after `checkpoint_saver`. A write that the disk
-    refuses, or outputs that are not finite, only give a warning.
+    which maps inputs to outputs. Any other model is exported as a whole and takes a batch, without labels for a model
+    of transformers. The file gets its final name only after it has passed the check, and is logged as an artifact in
+    the folder 'export'. ONNX keeps the order of nested outputs, but not their names. If torch cannot export the model,
+    the run ends with an error, so place this callback after `checkpoint_saver`. If the disk refuses the file, or
+    outputs are not finite, there is only a warning.
 
     Args:
         save_format: 'torch_export' (runs without the model's source code), 'onnx', 'torchscript' (deprecated by torch),
             or 'safetensors' (weights only).
         save_path: path of the file relative to the run's folder, with the suffix of the format (.pt2, .onnx, .pt or
             .safetensors); None means 'model' with that suffix.
-        sample_input: an input for the module: a tensor, or a tuple, list or mapping of tensors, whose dimension 0 is
-            samples. None means the last training batch or, in a process that has trained none, the first batch of the
+        sample_input: an input for the module: a tensor, or a tuple, list or mapping of tensors, with samples along
+            dimension 0. None means the last training batch or, if this process has not trained, the first batch of the
             data.
         transforms: functions, applied in order, that take a module and return the module to export instead.
         dynamic_batch: whether the file accepts any number of samples, not only that of the sample input.

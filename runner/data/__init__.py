@@ -1,4 +1,4 @@
-"""Data loaders, and the data sets that ship: functions that return training and evaluation loaders."""
+"""Data loaders, and the data sets that come with the runner: functions that return training and evaluation loaders."""
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.digits import load_digits

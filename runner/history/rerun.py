@@ -1,7 +1,7 @@
-"""Makes the config of a resumed run or a rerun from that of the saved run and the overrides typed now.
+"""Makes the config of a resumed run or a rerun from the saved run's config and the newly typed overrides.
 
-Only the typed overrides change the recorded config. `conf/` is composed with the recorded overrides, then with the
-typed ones as well, and the difference is applied to the recorded config.
+Only the typed overrides change the recorded config. `conf/` is composed twice, with the recorded overrides alone and
+with the typed ones added, and the difference is applied to the recorded config.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from runner.history.saved_run import SavedRun
 
 
 def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
-    """Return the run's own overrides, except those typed again or replaced, followed by the arguments.
+    """Return the saved run's overrides, without those that the arguments replace, followed by the arguments.
 
-    The run's `--config-dir` comes last, if it is used.
+    The run's `--config-dir`, if it is used, comes last.
     """
     kept = [override for override in saved.overrides if not any(_replaces(typed, override) for typed in arguments)]
     arguments = [f"++{argument}" if _has_only_the_record(saved, argument) else argument for argument in arguments]
@@ -31,10 +31,11 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
 
 
 def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a saved run's config with the changes typed now."""
+    """Return a saved run's config with the newly typed changes."""
     config = _changed(saved.config, saved.base, composed)
     for override in overrides:
-        # A typed value counts even if conf/ now has the same one. Other people's overrides may contradict their config.
+        # A typed value wins even if conf/ now has the same value. In a run that someone else made, the overrides may
+        # contradict the config.
         if (override not in saved.overrides or not saved.is_own) and not _appends(override):
             _copy(key_of(override).split("."), composed, config)
     for key in composed:
@@ -44,7 +45,11 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
 
 
 def saved_name(command: Command, saved: SavedRun, experiment: Experiment, run_dir: Path) -> str:
-    """Return the name of a resumed run, or of a rerun or fork without choices to name it by; '' otherwise."""
+    """Return the name that a run takes from the saved run; '' if its own choices or `run_name` give it one.
+
+    A resumed run keeps its name. A rerun or fork is named after the saved run only if the sources of its config are not
+    all there, so that its choices are unknown.
+    """
     if command.row.uses_run not in ("rerun", "fork"):
         return saved.run_name
     if saved.is_whole or experiment.run_name:
@@ -54,9 +59,9 @@ def saved_name(command: Command, saved: SavedRun, experiment: Experiment, run_di
 
 
 def made_name(chosen: Sequence[str], run_dir: Path) -> str:
-    """Return the default name of a run, made of its folder and the names in `chosen`, such as model and data.
+    """Return the default name of a run, made from its folder and the names of its choices, such as model and data.
 
-    The time comes first, because lists and charts of MLflow cut names after 20 characters.
+    The time comes first, because MLflow's lists and charts cut names off after 20 characters.
     """
     return "-".join([run_dir.name, *chosen, run_dir.parent.name])
 
@@ -64,12 +69,14 @@ def made_name(chosen: Sequence[str], run_dir: Path) -> str:
 def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
     """Return the arguments for a run's record: its `--config-dir`, then its overrides.
 
-    Arguments of the saved run that could not be used are kept. The batch where a fork begins is not part of its config.
+    Arguments of the saved run that could not be used are kept. The batch at which a fork begins is left out: it is not
+    part of the config.
     """
-    now = [*options_of(hydra_config), *(override for override in hydra_config.overrides.task if key_of(override) != AT)]
+    overrides = (override for override in hydra_config.overrides.task if key_of(override) != AT)
+    typed = [*options_of(hydra_config), *overrides]
     unused = saved.unused if saved is not None else []
-    kept = [override for override in unused if not any(_replaces(typed, override) for typed in now)]
-    return merge_repeated([*kept, *now])
+    kept = [override for override in unused if not any(_replaces(argument, override) for argument in typed)]
+    return merge_repeated([*kept, *typed])
 
 
 def options_of(hydra_config: Any) -> list[str]:
@@ -82,10 +89,10 @@ def _changed(config: Any, before: Any, after: Any) -> Any:
     """Return a config with the changes between two other configs applied to it."""
     if not all(isinstance(value, Mapping) for value in (config, before, after)):
         return config if before == after else after
-    same = {key: value for key, value in config.items() if key in after or key not in before}
+    kept = {key: value for key, value in config.items() if key in after or key not in before}
     new = {key: value for key, value in after.items() if key not in config and value != before.get(key)}
-    common = {key: _changed(same[key], before.get(key), after[key]) for key in same if key in after}
-    return {**same, **common, **new}
+    common = {key: _changed(kept[key], before.get(key), after[key]) for key in kept if key in after}
+    return {**kept, **common, **new}
 
 
 def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
@@ -106,13 +113,13 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
 def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
     """Return whether an argument changes a key that the record has but `conf/` lacks.
 
-    Either an override added the key, or `conf/` has changed.
+    Either an override added the key, or `conf/` has changed since.
     """
 
     def has(section: Any) -> bool:
-        *above, key = argument.partition("=")[0].split(".")
-        for part in above:
-            section = section.get(part) if isinstance(section, Mapping) else None
+        *parents, key = argument.partition("=")[0].split(".")
+        for parent in parents:
+            section = section.get(parent) if isinstance(section, Mapping) else None
         return isinstance(section, Mapping) and key in section
 
     was_added = any(override.startswith("+") and key_of(override) == key_of(argument) for override in saved.overrides)
@@ -125,7 +132,7 @@ def _appends(argument: str) -> bool:
 
 
 def _replaces(typed: str, saved: str) -> bool:
-    """Return whether an override makes a saved one redundant because it sets the same key or one above it."""
-    if typed.startswith("~"):  # removes a key that other overrides may have to add first
+    """Return whether a typed override replaces a saved one, because it sets the same key or a parent of that key."""
+    if typed.startswith("~"):  # removes a key, which other overrides may have to add first
         return saved.startswith("~") and key_of(typed) == key_of(saved)
     return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")

@@ -1,4 +1,4 @@
-"""The experiment of a command that uses the weights of a run that was trained before, and trains nothing."""
+"""Prepares the experiment of a command that uses saved weights and trains nothing, such as eval or predict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.records.record import Record
 from runner.terminal.console import show_path
 
 BASELINE = "runner.baseline"
-"""Tag of a run that uses a model as it is before training."""
+"""Tag of a run that uses a model with the weights that it has before training."""
 
 
 def with_saved_weights(
@@ -24,17 +24,17 @@ def with_saved_weights(
 ) -> tuple[Experiment, dict[str, str]]:
     """Return the experiment of a run that uses saved weights, and tags that name their source.
 
-    These are the weights that evaluations of the other run used, so the average if an algorithm averages weights. The
-    other run is neither resumed nor changed. Without another run, a model that was typed keeps the weights that it has
-    before training, as a baseline.
+    The weights are those with which the saved run was evaluated: their average, if an algorithm averages weights. The
+    saved run is neither resumed nor changed. Without one, a model chosen on the command line keeps the weights that it
+    has before training, and serves as a baseline.
     """
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
     load_path = experiment.trainer.get("load_path")
-    trains_only = build.classes_with("only_in_training", experiment.callbacks)
+    training_only = build.classes_with("only_in_training", experiment.callbacks)
     if run is None and load_path is None:
         if any(key_of(override).split(".")[0] in ("model", "experiment") for override in command.overrides):
-            return experiment.without_callbacks(trains_only), {BASELINE: "true"}
+            return experiment.without_callbacks(training_only), {BASELINE: "true"}
         advice = Advice(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
             "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has; "
@@ -46,13 +46,13 @@ def with_saved_weights(
     if experiment.test == "best" and run is not None and command.verb == "eval":
         path = _best_of(path)
     checkpoint = str(build.checkpoint_of(key, path))
-    by_id = saved is not None and not Path(saved.typed).exists()
-    tags = {"runner.evaluates": saved.typed if saved is not None and by_id else checkpoint}
-    return experiment.without_callbacks(trains_only).with_trainer(load_path=checkpoint), tags
+    is_by_id = saved is not None and not Path(saved.typed).exists()
+    tags = {"runner.evaluates": saved.typed if saved is not None and is_by_id else checkpoint}
+    return experiment.without_callbacks(training_only).with_trainer(load_path=checkpoint), tags
 
 
 def _best_of(path: str) -> str:
-    """Return the best checkpoint of a run from its folder; return a path inside the folder unchanged."""
+    """Return the best checkpoint in a run's folder; return a path that is not a run's folder unchanged."""
     if not Record(Path(path)).exists:
         return path
     manifests = sorted(Path(path).glob(f"*/best/{MANIFEST}"))

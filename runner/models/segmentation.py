@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class SegmentationModel(SupervisedModel):
-    """A `SupervisedModel` for a class per pixel: cross entropy as its loss, mean IoU and pixel accuracy as its metrics.
+    """A `SupervisedModel` that predicts a class for each pixel, with cross entropy, mean IoU and pixel accuracy.
 
-    The loss is a mean over all pixels of the batch that count, for any number of microbatches and ranks. The targets
-    are class numbers `(N, H, W)`, int64.
+    The loss is the mean over all pixels of the global batch that are not ignored, for any number of microbatches and
+    ranks. The targets are class numbers `(N, H, W)`, int64.
 
     Args:
         module: maps images `(N, 3, H, W)` to logits `(N, C, h, w)`, alone or as the entry `out` or `logits` of a
-            mapping, as torchvision's and transformers' models do. Logits of another height and width are resized to the
-            images', bilinearly.
-        num_classes: C, at least 2.
+            mapping, as torchvision's and transformers' models return them. Logits of another size are resized
+            bilinearly to the size of the images.
+        num_classes: number of classes C, at least 2.
         ignore_index: the target of pixels that count neither in the loss nor in the metrics.
-        class_weights: weight of each class in the loss; None weighs them alike.
-        metrics: torchmetrics by name; None is `MeanIoU`, the mean over classes of the intersection over union, and
+        class_weights: weight of each class in the loss; None weighs all classes equally.
+        metrics: torchmetrics by name; None means `MeanIoU`, the mean over classes of the intersection over union, and
             `PixelAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`. The images come first.
         targets: the entry of the batch with the targets.
         classes: names of the classes, in order; None: a config takes them from the data, if it has names.
 
     Raises:
-        ValueError: an argument is out of range, or there is not one name or weight for each class.
+        ValueError: an argument is out of range, or the number of names or weights is not `num_classes`.
     """
 
     def __init__(
@@ -93,6 +93,6 @@ class SegmentationModel(SupervisedModel):
         }
 
     def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Return the most probable class of each pixel as `prediction`, and `target`, `(N, H, W)`."""
-        smallest = torch.uint8 if self.num_classes <= 256 else torch.int64
-        return super().predictions(batch, {"prediction": outputs.argmax(dim=1).to(smallest)})
+        """Return the most probable class of each pixel as `prediction`, and the `target`, both `(N, H, W)`."""
+        dtype = torch.uint8 if self.num_classes <= 256 else torch.int64
+        return super().predictions(batch, {"prediction": outputs.argmax(dim=1).to(dtype)})

@@ -1,4 +1,4 @@
-"""Starts the typed command: verbs that compose no config run at once, all others with Hydra."""
+"""Runs the typed command: directly if its verb composes no config, otherwise through Hydra."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_typed(arguments: Sequence[str]) -> int:
             print_to_stderr(f"error: {without_credentials(_text_of(error))}")
             set_fields(verb=None if verb is None else verb.name, error=describe_error(error, verb))
         return WRONG_CONFIG if verb is None else verb.code_if_refused
-    from runner.program.command import run_command  # imports Hydra, which takes longer than the help does as a whole
+    from runner.program.command import run_command  # imports Hydra, which takes longer than printing the help
 
     return run_command(command)
 
@@ -49,7 +49,7 @@ def _text_of(error: Exception) -> str:
 
 
 def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
-    """Return the JSON form of an error in the command line; without a key, it is about the verb's words."""
+    """Return the JSON form of an error in the command line; if it names no key, it is about the verb's first word."""
     advice = advice_in(error)
     key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
     if not key and verb is not None:
@@ -60,7 +60,7 @@ def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
 
 
 def _asks_for(option: str, arguments: Sequence[str]) -> bool:
-    """Return whether the arguments have an option, in full or abbreviated."""
+    """Return whether the arguments contain an option, in full or abbreviated."""
     return any(option.startswith(argument) and len(argument) > 3 for argument in arguments)
 
 

@@ -1,4 +1,4 @@
-"""`Recorder`: gives a training loop of your own what a run has, in two lines and one call per batch."""
+"""`Recorder`: records your own training loop as a run, with two lines and one call per batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from runner.terminal.text import print_to_stderr
 from runner.training.metric_choice import metrics_named
 from runner.training.metric_direction import sounds_like_loss
 
-INTERVAL = 0.25  # seconds until the logger gets the losses of a fast loop
+INTERVAL = 0.25  # seconds after which a fast loop passes its losses to the logger
 _made = 0  # recorders that this process has made
 
 
@@ -53,29 +53,29 @@ class Recorder:
 
     Rank 0 makes a folder in `outputs/` with the config, the command, versions, uncommitted code, and the result. Values
     go to MLflow through a separate process, like those of a run: the loop waits neither for the device nor for MLflow.
-    On other ranks nothing is written. `runner runs`, `compare`, `verdict` and `table` take the folder; `seed` in the
-    config pairs runs.
+    Other ranks write nothing. `runner runs`, `compare`, `verdict` and `table` take the folder. Runs are paired by the
+    config's `seed`.
 
     The run ends with `close`, with the `with` block, or with the program. It is FAILED if an exception ended it, KILLED
     after Ctrl-C or `sys.exit` in a `with` block, DIVERGED if the last loss or the objective is NaN or infinite, and
-    otherwise FINISHED. Without a `with` block, `sys.exit` cannot be told from the end of the program. A process that is
-    killed leaves a run that is listed as cut off.
+    otherwise FINISHED. Without a `with` block, `sys.exit` looks like the normal end of the program. If the process is
+    killed, its run is listed as cut off.
 
     Args:
-        config: what defines the run, by name: numbers, texts, lists and mappings. Other values are recorded as text.
-        name: name of the run; empty takes that of its folder.
-        folder: the run's folder; None makes `outputs/<date>/<time>`. A run that is already there goes on.
-        after_batch: batches that were trained before, if the loop goes on from a checkpoint of its own; needs `folder`.
-            What was recorded of later batches is replaced.
-        objective: the metric by which runs are compared; empty takes the first one that is logged.
-        destinations: where values go beside the folder; None means `MLflowLogger()`.
+        config: settings that define the run, by name: numbers, strings, lists, mappings. Other values become strings.
+        name: name of the run; empty means the name of its folder.
+        folder: the run's folder; None makes `outputs/<date>/<time>`. A run that is already there is continued.
+        after_batch: number of batches already trained, if the loop continues from its own checkpoint; needs `folder`.
+            Records of later batches are replaced.
+        objective: the metric by which runs are compared; empty means the first metric that is logged.
+        destinations: where values go besides the folder; None means `MLflowLogger()`.
 
     Attributes:
         folder: the run's folder on rank 0; None on other ranks.
 
     Raises:
-        ValueError: `folder` holds something else, or a run with another config though `after_batch` is 0, or no run
-            though it is not.
+        ValueError: `folder` holds something else; or it holds a run with another config, and `after_batch` is 0; or it
+            holds no run, and `after_batch` is not 0.
         WrongConfig: another process records to `folder`.
     """
 
@@ -100,9 +100,9 @@ class Recorder:
         self._objective = objective
         self._metrics: dict[str, Tensor | float] = {}
         self._watched: Watched | None = None
-        self._losses: list[Tensor | float] = []  # of the latest batches, which the logger does not have yet
+        self._losses: list[Tensor | float] = []  # of the latest batches, not yet passed to the logger
         self._last_loss: Tensor | float = 0.0
-        self._due = 0.0  # when the logger gets the losses
+        self._due = 0.0  # when to pass the losses to the logger
         self._exit = ExitStack()
         self._is_open = True
         self._process = os.getpid()
@@ -121,13 +121,13 @@ class Recorder:
     def batch(self, loss: Tensor | float, batch: Any = None, **metrics: Tensor | float) -> None:
         """Record a trained batch, without reading anything from the device, except for digests.
 
-        Call it after the optimizer's step, before the schedule's step, and before gradients are cleared: digests then
-        hold what this batch was trained with.
+        Call it after the optimizer's step, but before the schedule's step and before gradients are cleared, so that
+        digests hold the gradients and learning rates of this batch.
 
         Args:
             loss: the loss of the batch; rank 0's is recorded.
-            batch: the batch, if its digest is wanted; see `watch`.
-            metrics: further values of this batch, such as the learning rate, by their keys.
+            batch: the batch itself, to write its digest; see `watch`.
+            metrics: further values of this batch, such as the learning rate, by key.
 
         Raises:
             ValueError: `loss` has several elements.
@@ -135,7 +135,7 @@ class Recorder:
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
                 raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
-            # On a device it is read later. It is copied, since a captured graph writes each loss to the same place.
+            # A loss on a device is read later. It is copied, because a CUDA graph writes each loss to the same memory.
             self._losses.append(loss.item() if loss.is_cpu else loss.detach().reshape(()).clone())
         else:
             self._losses.append(float(loss))
@@ -149,7 +149,7 @@ class Recorder:
     def log(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Log results at the current batch, such as `{"eval/accuracy": 0.9, "eval/loss": 0.3}`.
 
-        The last value of each is in the run's result. Values of one rank are not averaged with those of others.
+        The run's result holds the last value of each. Values are not averaged over ranks.
 
         Raises:
             ValueError: a name is not `label/metric`, or a tensor has several elements.
@@ -172,13 +172,14 @@ class Recorder:
     ) -> None:
         """Write digests of gradients, weights, optimizer, generators, loss and batch to `digests.jsonl`.
 
-        `runner compare` then names the first batch and the first tensors in which two loops differ, or a loop and a run
-        with `+callbacks=state_digest callbacks.state_digest.tensors=true`. Each digest copies all this to the host.
+        `runner compare` then names the first batch and tensors that differ between two loops, or between a loop and a
+        run with `+callbacks=state_digest callbacks.state_digest.tensors=true`. Each digest copies all of these to the
+        host.
 
         Args:
-            model: the model that is trained; sharded ones need this call, and `batch`, on all ranks.
+            model: the model that is trained; if it is sharded, call this method and `batch` on all ranks.
             optimizer: its optimizer.
-            scheduler: its learning rate schedule, if `state_dict` tells its position.
+            scheduler: its learning rate schedule, if its `state_dict` includes its position.
             scaler: the scaler of fp16 training.
             interval: batches between two digests.
         """
@@ -187,7 +188,7 @@ class Recorder:
         self._state.watch(model, optimizer, scheduler, scaler)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, with the error that ended it if there was one, and wait until MLflow has its values."""
+        """End the run, with the error that stopped it, if any, and wait until MLflow has its values."""
         if not self._is_open or os.getpid() != self._process:
             return
         self._is_open = False
@@ -197,8 +198,8 @@ class Recorder:
             if self.folder is not None and (self.folder / DIGESTS).exists():
                 self._logger.log_artifact(self.folder / DIGESTS)
             self._measure()
-        except Exception as wrong:
-            error = error or wrong
+        except Exception as failure:
+            error = error or failure
             raise
         finally:
             self._end(error or self._divergence())
@@ -241,7 +242,7 @@ class Recorder:
             FROM_CHECKPOINT: None,
             FROM_BATCH: state.timestamp.batch,
         }
-        program = getattr(sys.modules["__main__"], "__file__", None)  # none in a notebook
+        program = getattr(sys.modules["__main__"], "__file__", None)  # a notebook has none
         script = None if program is None else Path(program).absolute()
         self._files = write_record(folder, state.config, [], origin, script=script)
         if (folder / DIGESTS).exists():
@@ -250,20 +251,20 @@ class Recorder:
         return folder
 
     def _begin(self, folder: Path) -> None:
-        """Open the destinations, and close the run at the end of the program at the latest. Rank 0."""
+        """Open the destinations, and have the run closed when the program ends, if not before. Rank 0."""
         for destination in self._destinations:
             destination.warm_up()
             destination.init(self._state, self._logger)  # type: ignore[arg-type]
             destination.after_load(self._state, self._logger)  # type: ignore[arg-type]
         for path in self._files:
             self._logger.log_artifact(path, str("record" / path.parent.relative_to(folder)))
-        # Starts the logger's thread, whose own handler must run after the one below.
+        # This starts the logger's thread, which registers an exit handler that must run after the one below.
         self._logger.log_uncopied({})
         atexit.register(self._close_at_exit)
         print_to_stderr(f"INFO: recorded in {show_path(folder)}")
 
     def _pass_on(self) -> None:
-        """Give the losses of the latest batches to the logger: many at once, which takes less time than one by one."""
+        """Pass the losses of the latest batches to the logger, many at once because that takes less time."""
         losses, self._losses = self._losses, []
         for loss in losses:
             self._state.timestamp = self._state.timestamp.to_next_batch()
@@ -302,7 +303,7 @@ class Recorder:
 
 
 def to_plain(value: Any) -> Any:
-    """Return nested mappings and lists of numbers and texts; any other value becomes text."""
+    """Return a value as nested dicts and lists of numbers and strings; anything else becomes a string."""
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -311,7 +312,7 @@ def to_plain(value: Any) -> Any:
 
 
 def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
-    """Check that a folder is free, or holds a run of this kind that goes on."""
+    """Check that a folder is unused, or holds a recorded loop that can be continued."""
     shown = str(folder)
     before = read_result(folder)
     if before is None:
@@ -334,5 +335,5 @@ def _key_of(name: str) -> str:
 
 
 def _last_error() -> BaseException | None:
-    """Return the last exception that nothing caught, which ends a program."""
+    """Return the last uncaught exception, such as the one that ended the program."""
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

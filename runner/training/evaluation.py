@@ -1,8 +1,8 @@
-"""The evaluation and prediction loops, where each of their events fires in exactly one place.
+"""The evaluation and prediction loops. Each of their events fires in exactly one place.
 
 The loops leave training as it was: mode, weights, current batch, gradients and clock. All but the clock are restored
-before EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the rank and
-the batch number, so equal weights give equal values, whatever callbacks draw.
+before EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random numbers for a batch depend only on the seed, the rank
+and the batch number, so equal weights give equal values, even if callbacks draw random numbers too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runner.training.run import Run
 
 
 def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
-    """Run evaluators during training, as one group; without evaluators, do nothing. Call it on all ranks."""
+    """Run evaluators during training, as one group; do nothing if there are none. Call it on all ranks."""
     if not evaluators:
         return
     run.clock.pause()
@@ -34,7 +34,7 @@ def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
         run.on.eval_before_all()
         for evaluator in evaluators:
             evaluate(run, evaluator)
-    with run.state.changing(settles=run.state.is_consistent):  # a resumed run does not fire it again
+    with run.state.changing(settles=run.state.is_consistent):  # so that a resumed run does not fire this again
         run.on.eval_after_all()
     run.clock.resume()
 
@@ -47,7 +47,8 @@ def evaluate_standalone(
     Args:
         run: the run, with its model.
         evaluators: the evaluators to run.
-        weights: a context that puts the weights to evaluate into the model; None: those that training evaluates.
+        weights: a context manager that puts the weights to evaluate into the model; None evaluates the same weights as
+            evaluations during training.
     """
     run.clock.pause()
     with evaluation(run, weights):
@@ -66,7 +67,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
     metrics = state.eval_metrics[evaluator.label]
     for metric in metrics.values():
         metric.reset()
-    loss = WeightedMean(state.device)
+    mean_loss = WeightedMean(state.device)
     state.stream = stream
     state.eval_timestamp = Timestamp()
     on.eval_start()
@@ -80,18 +81,18 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         state.outputs = run.eval_forward(state.batch)
         on.eval_after_forward()
         update_metrics(state.unwrapped_model, state.batch, state.outputs, metrics, counts=samples > 0)
-        if run.has_loss:  # on a stand-in batch too, as in training: a loss may gather from all ranks
+        if run.has_loss:  # even for a stand-in batch, as in training: a loss may gather from all ranks
             batch_loss = run.loss(state.outputs, state.batch)
             if not run.loss_is_checked:
                 run.check_loss(batch_loss, "loss", trains=False)
             if samples:
-                loss.add(total_of(batch_loss), state.unwrapped_model.loss_weight(state.batch))
+                mean_loss.add(total_of(batch_loss), state.unwrapped_model.loss_weight(state.batch))
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:
         raise ValueError(f"evaluator {evaluator.label!r} yielded no batch; an exhausted generator yields none")
     values = {name: metric.compute() for name, metric in metrics.items()}
-    state.eval_metric_values[evaluator.label] = {**values, "loss": loss.compute()} if run.has_loss else values
+    state.eval_metric_values[evaluator.label] = {**values, "loss": mean_loss.compute()} if run.has_loss else values
     evaluator.evaluated_at = state.timestamp.batch
     with state.changing(settles=state.is_consistent):
         on.eval_end()
@@ -111,13 +112,13 @@ def predict(run: Run, stream: BatchStream) -> list[Any]:
 
 
 def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]) -> None:
-    """Predict batch by batch, and pass each batch's outputs to a function instead of keeping them. All ranks.
+    """Predict batch by batch, passing each batch's outputs to a function instead of keeping them. All ranks.
 
     Args:
         run: the run, with its model.
         stream: the data to predict.
-        take: called on all ranks for each `state.batch`, with its outputs and its number of samples on this rank; 0 if
-            the batch only stands in for an empty share.
+        take: called on all ranks for each `state.batch`, with the outputs and the number of samples on this rank, which
+            is 0 if the batch only stands in for an empty share.
     """
     state = run.state
     on = run.on

@@ -14,11 +14,11 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
 
 def test_channels_last_keeps_values_and_orders_memory_by_pixels():
     images = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
-    moved = to_channels_last(images)
-    assert torch.equal(moved, images)
-    assert torch.equal(moved.as_strided((120,), (1,)), images.permute(0, 2, 3, 1).flatten())
-    for other in (torch.zeros(2), torch.zeros(2, 3, 4, 5, 6)):
-        assert to_channels_last(other) is other
+    converted = to_channels_last(images)
+    assert torch.equal(converted, images)
+    assert torch.equal(converted.as_strided((120,), (1,)), images.permute(0, 2, 3, 1).flatten())
+    for tensor in (torch.zeros(2), torch.zeros(2, 3, 4, 5, 6)):
+        assert to_channels_last(tensor) is tensor
 
 
 class Layouts(Callback):
@@ -48,12 +48,12 @@ def test_weights_and_batches_are_channels_last_in_all_loops(make_trainer, resnet
     assert layouts.seen == {"train": True, "eval": True, "predict": True}
 
 
-def test_training_differs_only_by_rounding(train, resnet):
+def test_channels_last_changes_training_only_by_rounding(train, resnet):
     torch.testing.assert_close(train(ChannelsLast(), build=resnet).seen, train(build=resnet).seen)
 
 
 @pytest.mark.slow
-def test_two_ranks_train_without_a_warning(run_ranks):
+def test_two_ranks_train_with_channels_last_without_a_warning(run_ranks):
     def program():
         import warnings
 

@@ -1,4 +1,4 @@
-"""Read a Hugging Face data set row by row, without loading it first: batches in the order of the stream."""
+"""Read batches of a Hugging Face data set in the order of its rows, without loading all of it first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runner.libraries.hugging_face import import_hf
 
 log = logging.getLogger("runner")
 
-SHOWN = 100  # rows read ahead, for the types of the columns
+SHOWN = 100  # rows read ahead, to infer the types of the columns
 
 
 class _Mark(Enum):
@@ -38,15 +38,15 @@ class _Mark(Enum):
 
 
 class Stream(NamedTuple):
-    """The rows of a split; images are bytes."""
+    """The rows of a split; images are left encoded, as bytes."""
 
     rows: Any  # a `datasets.IterableDataset`
-    first: Any  # some of its rows, as a `datasets.Dataset`
+    first: Any  # its first rows, as a `datasets.Dataset`
     explain: Callable[[], AbstractContextManager[None]]  # explains errors that `datasets` raises while rows are read
 
 
 def open_stream(source: Source, key: str, split: str) -> Stream:
-    """Return the rows of a split, the argument `key`.
+    """Return the rows of a split; `key` is the argument that names it.
 
     Raises:
         OSError, ValueError: the split does not exist, has no rows or cannot be streamed, or its first rows are broken.
@@ -76,7 +76,7 @@ def token_windows(rows: Iterable[Any], text: str, encoder: Tokenizer, context: i
 
 
 MakeSamples = Callable[[Iterable[Any]], Iterable[Any]]
-"""`make_samples(rows)` returns samples, in their order."""
+"""`make_samples(rows)` returns samples, in the order of the rows."""
 
 
 class StreamBatches(SeededBatches):
@@ -101,13 +101,13 @@ class StreamBatches(SeededBatches):
         if number < workers:  # the first batch of an epoch
             rows = self._stream.rows
             if self._shuffle_buffer:
-                # A new object: workers share the epoch of the one that they were sent, and two that set it at a time
-                # both add the difference, to 2 instead of 1.
+                # Shuffling makes a new object. The original keeps its epoch in memory that all workers share, and
+                # `set_epoch` adds the difference to it, which two workers at once would add twice.
                 rows = rows.shuffle(self.seed, buffer_size=self._shuffle_buffer)
                 rows.set_epoch(epoch)
             rank, ranks = self._process
             first = rank if worker is None else worker.id * ranks + rank
-            numbers = itertools.count(first, workers * ranks)  # the numbers of rows, if one file is not shuffled
+            numbers = itertools.count(first, workers * ranks)  # row numbers, for one file that is not shuffled
             self._numbered = zip(numbers, self._make_samples(self._read_rows(rows)), strict=False)
             self._ahead = self._take()
         samples, self._ahead = self._ahead, self._take()
@@ -115,11 +115,11 @@ class StreamBatches(SeededBatches):
             return _Mark.END
         if skips and self._ahead:  # a worker's last batch is never skipped, because it may be the rank's last
             return _Mark.SKIPPED
-        rows = getattr(self.dataset, "rows", self.dataset)
-        rows.clear()
-        rows.update(samples)
+        current = getattr(self.dataset, "rows", self.dataset)
+        current.clear()
+        current.update(samples)
         try:
-            return super().__getitem__((epoch, number, [*rows], transforms))
+            return super().__getitem__((epoch, number, [*current], transforms))
         except Exception as error:
             error.add_note("rows are counted in the order in which they are read")
             raise
@@ -133,7 +133,7 @@ class StreamBatches(SeededBatches):
 
 
 class StreamKeys(BatchKeys):
-    """The sampler: yields a key for each batch from the first of an epoch on, until `is_over`."""
+    """The sampler: yields a key for each batch of an epoch, from the first on, until `is_over`."""
 
     def __init__(self) -> None:
         self.start = (0, 0)
@@ -143,7 +143,7 @@ class StreamKeys(BatchKeys):
         self._count = 0
 
     def __len__(self) -> int:
-        """Return the number of keys; it is known when the stream is over."""
+        """Return the number of keys, which is known only when the stream is over; before, the largest int."""
         return self._count if self.is_over else sys.maxsize
 
     def __iter__(self) -> Iterator[tuple[int, int, Any, bool]]:
@@ -155,30 +155,31 @@ class StreamKeys(BatchKeys):
 
 
 class StreamLoader:
-    """Batches of a stream of rows, of unknown number, read as they come.
+    """Batches of a stream whose number of rows is unknown, read as they come.
 
-    Files are divided among ranks if their number is a multiple of the ranks; otherwise each of n ranks reads all files
-    and uses every n-th row. The files of a rank are divided among its workers. Each row is read once in an epoch; ranks
-    may differ in their numbers of batches, see `runner.data.Sharded`. The order is a function of the seed, the epoch,
-    and the numbers of ranks and workers.
+    Files are divided among ranks if their number is a multiple of the number of ranks; otherwise each of n ranks reads
+    all files and uses every n-th row. The files of a rank are divided among its workers. Each row is used once in an
+    epoch; ranks may have different numbers of batches, see `runner.data.Sharded`. The order is a function of the seed,
+    the epoch, and the numbers of ranks and workers.
 
-    An epoch is entered in the middle by reading its rows from the start again, without making samples of them.
+    To begin in the middle of an epoch, the loader reads its rows again from the start, without making batches of them.
 
     Args:
         stream: the rows.
-        make_samples: makes samples of rows, such as windows of texts.
-        dataset: returns a sample by number, from its `rows`, a dict that is filled for each batch; or such a dict.
-        collate_fn: makes a batch of a list of samples.
-        batch_size: samples in a global batch, all ranks together: a multiple of the ranks.
-        shuffle_buffer: rows of which the next is drawn, on each worker, while the order of files is shuffled too; 0
-            reads rows in their order.
+        make_samples: makes samples from rows, such as windows from texts.
+        dataset: a data set with an attribute `rows`, a dict that is filled with the samples of each batch by number; or
+            such a dict itself.
+        collate_fn: makes a batch from a list of samples.
+        batch_size: samples in a global batch, all ranks together; a multiple of the number of ranks.
+        shuffle_buffer: number of rows in each worker's buffer, from which the next row is drawn at random; the order of
+            files is shuffled too. 0 reads rows in order.
         seed: seed of the order and of random numbers in samples.
         num_workers: maximum number of processes that read on each rank; each needs a file.
         transform: `transform(batch)` returns the batch to yield; see `DatasetLoader`.
 
     Attributes:
         order_settings: the settings that decide which rows a batch has.
-        last: the last batch, if an iteration began after the end of this rank's rows.
+        last: this rank's last batch, if an iteration was to begin after it.
 
     Raises:
         ValueError: an argument is out of range.
@@ -218,8 +219,8 @@ class StreamLoader:
         self._keys = StreamKeys()
         self._workers = max(1, workers)
         stream = stream._replace(rows=rows)
-        sizes = stream, shuffle_buffer, make_samples, dataset, batch_size // ranks
-        batches = StreamBatches(*sizes, collate_fn, seed, transform)
+        size = batch_size // ranks
+        batches = StreamBatches(stream, shuffle_buffer, make_samples, dataset, size, collate_fn, seed, transform)
         self._pool = WorkerPool(batches, self._keys, workers, {})
 
     def seek(self, epoch: int, batch: int = 0) -> None:
@@ -249,9 +250,9 @@ class StreamLoader:
         count = ends = 0
         for batch in BatchReader(self._pool, epoch, 0, transforms):
             ends = ends + 1 if batch is _Mark.END else 0
-            self._keys.is_over = ends >= self._workers  # workers take turns, so these are the ends of all of them
+            self._keys.is_over = ends >= self._workers  # workers take turns, so all of them have ended
             count += not ends
-            if count > first and not ends:  # the first batches are counted alike, whether or not they were skipped
+            if count > first and not ends:  # skipped batches are counted too
                 yield batch
             elif not isinstance(batch, _Mark):
                 self.last = batch

@@ -1,4 +1,4 @@
-"""Images with masks that give each pixel a class, in two folders of files of the same names."""
+"""Images, and masks that give each pixel a class, in two folders with the same file names."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def load_image_masks(
 ) -> tuple[DatasetLoader, ...]:
     """Return a training loader over `path/train` and an evaluation loader over `path/val`, for semantic segmentation.
 
-    Each of these folders contains `images` and `masks`; the mask of `images/a.jpg` is `masks/a.png`, of the same size,
-    gray or with a palette, with 8 bits. Its values are class numbers, or 255 for pixels that count neither in the loss
-    nor in the metrics. Batches are `(images, masks)`: float32 `(N, 3, size, size)`, normalized by ImageNet's mean and
+    Each of these folders contains `images` and `masks`; the mask of `images/a.jpg` is `masks/a.png`, an 8-bit image of
+    the same size, gray or with a palette. Its values are class numbers, or 255 for pixels that count in neither the
+    loss nor the metrics. Batches are `(images, masks)`: float32 `(N, 3, size, size)`, normalized by ImageNet's mean and
     standard deviation, and int64 `(N, size, size)`. Training images are random crops of 50 to 100 % of the area,
     resized to a square and mirrored with probability 1/2; images for evaluation and testing are resized to a square.
     Masks get the same crops and mirrors, without interpolation. The random choices depend on seed, epoch and sample
@@ -84,7 +84,7 @@ def load_image_masks(
 
     Args:
         path: a folder with the folders `train` and `val`.
-        classes: names of the classes; the first is that of mask value 0. None: background and object.
+        classes: names of the classes, starting with that of mask value 0. None: background and object.
         test_folder: name of the folder in `path` to test on, such as `'test'`; None: no test loader.
         image_size: height and width of training images, in pixels.
         eval_image_size: height and width of evaluation and test images, in pixels.
@@ -93,9 +93,10 @@ def load_image_masks(
         num_workers: processes that read on each rank; 0 reads in this process.
         seed: seed of the order and of the augmentation.
         transforms: functions of `(image, mask)` that return both, applied one after another instead of the random crop
-            and the mirror, such as those of `torchvision.transforms.v2`, which draw once for both. They take an `Image`
-            and a `Mask` of `torchvision.tv_tensors`; the last returns uint8 `(3, image_size, image_size)` and uint8
-            `(image_size, image_size)`; images are normalized afterwards. None: the above.
+            and the mirror, such as those of `torchvision.transforms.v2`, which make the same random choices for both.
+            They take an `Image` and a `Mask` of `torchvision.tv_tensors`; the last returns uint8
+            `(3, image_size, image_size)` and uint8 `(image_size, image_size)`; images are normalized afterwards. None:
+            as described above.
         eval_transforms: the same for images for evaluation and testing, with `eval_image_size`.
 
     Raises:
@@ -127,7 +128,7 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
         classes: the names of the classes.
         transforms: functions of an image and a mask, applied one after another.
         size: height and width of the images that they return, in pixels.
-        argument: what messages call the transforms.
+        argument: name of the argument with the transforms, for messages.
 
     Raises:
         FileNotFoundError: a folder or a mask is missing, or there are no images.
@@ -141,7 +142,7 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
         self._size = size
         self._argument = argument
         self._samples = _pairs(folder)
-        self.ids: list[str] = []  # of new rows
+        self.ids: list[str] = []  # names of the images, for new rows only
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -162,7 +163,7 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
         return (image,) if mask_path is None else (image, mask)
 
     def new_rows(self, path: Path) -> ImageMasks:
-        """Return the images in a folder, or one image, without masks; the attribute `ids` has their names."""
+        """Return the images in a folder, or one image, without masks; the attribute `ids` holds their names."""
         files, ids = images_at(path)
         images = copy.copy(self)
         images.ids = ids
@@ -199,7 +200,7 @@ def _default_transforms(image_size: int, eval_image_size: int) -> tuple[list[Any
 
 
 def prepare(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return a batch with its images normalized with ImageNet's statistics, and its masks as int64."""
+    """Return a batch with its images normalized by ImageNet's statistics, and its masks as int64."""
     return normalized(batch[0]), *(masks.long() for masks in batch[1:])
 
 
@@ -212,7 +213,7 @@ def _check(classes: Any, image_size: int, eval_image_size: int, transforms: Any,
 
 
 def _pairs(folder: Path) -> list[tuple[str, str | None]]:
-    """Return the paths of the images in a folder, each with that of its mask.
+    """Return the paths of each image in a folder and of its mask.
 
     Raises:
         FileNotFoundError: a folder or a mask is missing, or there are no images.

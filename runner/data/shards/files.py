@@ -20,7 +20,7 @@ from runner.libraries.remote_files import check_address, http_options
 log = logging.getLogger("runner")
 
 RETRY_WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt
-SILENCE = 30  # seconds that a server may stay silent
+SILENCE = 30  # seconds to wait for a server that sends nothing
 AT_ONCE = 8  # files that are looked up or read at the same time
 LASTING = (401, 403, 404, 410)  # HTTP statuses that are not worth a retry
 TAGS = ("ETag", "etag", "md5Hash", "crc32c", "Content-MD5", "LastModified", "Last-Modified", "mtime", "created")
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class ShardFile(NamedTuple):
-    """A file, in its state at the start of the run.
+    """A shard, as it was at the start of the run.
 
     Attributes:
         address: a local path, or an address with a protocol.
@@ -88,7 +88,7 @@ def find_shards(path: str | Sequence[str], suffixes: Sequence[str], key: str = "
         path: a file, a folder, a pattern with `*`, or a range as in `train-{000..127}.tar`, local or remote; or a list
             of them.
         suffixes: suffixes of the files to take from a folder.
-        key: the name of the argument.
+        key: the name of the argument, for messages.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -108,7 +108,7 @@ def find_shards(path: str | Sequence[str], suffixes: Sequence[str], key: str = "
 
 
 def in_parallel(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]:
-    """Return `work(item)` for each item; threads work on several items at a time."""
+    """Return `work(item)` for each item, in order; several threads do the work."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [*pool.map(work, items)]
 
@@ -126,7 +126,7 @@ def with_retries(address: str, work: Callable[[], Result]) -> Result:
             return work()
         except (ValueError, ModuleNotFoundError):
             raise
-        except Exception as error:  # of many kinds: aiohttp's, botocore's, fsspec's, the system's
+        except Exception as error:  # aiohttp, botocore, fsspec and the system raise different types
             shown = without_credentials(address)
             statuses = (getattr(exception, "status", None) for exception in (error, error.__cause__))
             status = next(filter(None, statuses), None)
@@ -144,7 +144,7 @@ def with_retries(address: str, work: Callable[[], Result]) -> Result:
 
 
 def _expand(name: str) -> list[str]:
-    """Return the names that a name with ranges of numbers, such as `{000..127}`, stands for."""
+    """Return all names that a name with ranges of numbers, such as `{000..127}`, expands to."""
     match = RANGE.search(name)
     if match is None:
         return [name]

@@ -1,4 +1,4 @@
-"""A frozen base in four bits (QLoRA), by the library bitsandbytes."""
+"""A frozen base model in four bits (QLoRA), with the library bitsandbytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUANTIZATIONS = ("nf4", "fp4")
 
 
 def check_quantization(quantization: str | None, trains_adapters: bool) -> None:
-    """Check that a base can be quantized here.
+    """Check that the base model can be quantized on this machine.
 
     Raises:
         ValueError: there is no such quantization, all weights would train, or bitsandbytes does not work here.
@@ -26,7 +26,8 @@ def check_quantization(quantization: str | None, trains_adapters: bool) -> None:
     check_one_of("quantization", quantization, QUANTIZATIONS)
     reason = "only adapters of a pretrained model train on quantized weights; give lora too, or leave quantization out"
     refuse_if(not trains_adapters, "quantization", quantization, reason)
-    works = find_spec("bitsandbytes") is not None and torch.cuda.is_available()  # on a CPU it changes frozen weights
+    # On a CPU, bitsandbytes changes frozen weights.
+    works = find_spec("bitsandbytes") is not None and torch.cuda.is_available()
     reason = "needs CUDA and the library bitsandbytes (pip install bitsandbytes); leave quantization out here"
     refuse_if(not works, "quantization", quantization, reason)
     reason = "not with init_weights=by_name: quantized weights cannot be sharded"
@@ -34,7 +35,7 @@ def check_quantization(quantization: str | None, trains_adapters: bool) -> None:
 
 
 def quantization_options(quantization: str | None) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` by which transformers quantizes weights: Dettmers et al. 2023, QLoRA.
+    """Return the arguments of `from_pretrained` that quantize weights, as in QLoRA (Dettmers et al. 2023).
 
     As in the paper, scales are quantized too, and layers compute in bfloat16.
     """

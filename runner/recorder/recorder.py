@@ -25,6 +25,7 @@ from runner.failures.checks import check_whole, refuse_if
 from runner.failures.errors import Diverged, wrong_argument
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
+from runner.files.values import LocalPath
 from runner.recorder.loop_state import LoopState, Watched
 from runner.records.folder import check_unused, make_run_folder, owned
 from runner.records.listing import OUTPUTS
@@ -84,7 +85,7 @@ class Recorder:
         config: Mapping[str, Any] | None = None,
         *,
         name: str = "",
-        folder: str | Path | None = None,
+        folder: LocalPath | Path | None = None,
         after_batch: int = 0,
         objective: str = "",
         destinations: Sequence[LoggerDestination] | None = None,
@@ -103,20 +104,22 @@ class Recorder:
         self._losses: list[Tensor | float] = []  # of the latest batches, not yet passed to the logger
         self._last_loss: Tensor | float = 0.0
         self._due = 0.0  # when to pass the losses to the logger
-        self._exit = ExitStack()
         self._is_open = True
+        self._has_ended = False
         self._process = os.getpid()
         self._error_before = _last_error()
         self._destinations: tuple[LoggerDestination, ...] = ()
         self._result = Result("RUNNING", name, fingerprint(hidden_everywhere(self._state.config)), [])
-        if get_global_rank() == 0:
-            chosen = [resolve_name("runner.callbacks:MLflowLogger")()] if destinations is None else destinations
-            self._destinations = tuple(chosen)
-            self.folder = self._open(folder, name)
-        self._logger = Logger(self._state, self._destinations)  # type: ignore[arg-type]
-        self._began = time.perf_counter()
-        if self.folder is not None:
-            self._begin(self.folder)
+        with ExitStack() as stack:  # an error below records that the run failed, and unlocks its folder
+            if get_global_rank() == 0:
+                chosen = [resolve_name("runner.callbacks:MLflowLogger")()] if destinations is None else destinations
+                self._destinations = tuple(chosen)
+                self.folder = self._open(folder, name, stack)
+            self._logger = Logger(self._state, self._destinations)  # type: ignore[arg-type]
+            self._began = time.perf_counter()
+            if self.folder is not None:
+                self._begin(self.folder)
+            self._exit = stack.pop_all()
 
     def batch(self, loss: Tensor | float, batch: Any = None, **metrics: Tensor | float) -> None:
         """Record a trained batch, without reading anything from the device, except for digests.
@@ -131,6 +134,7 @@ class Recorder:
 
         Raises:
             ValueError: `loss` has several elements.
+            RuntimeError: the recorder is closed.
         """
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
@@ -213,6 +217,8 @@ class Recorder:
                 destination.close(self._state, self._logger)  # type: ignore[arg-type]
         finally:
             self._exit.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+            self._has_ended = True
+            self._due = 0.0  # so that a later batch is refused at once
         for destination in self._destinations:
             destination.post_close()
 
@@ -224,14 +230,14 @@ class Recorder:
     ) -> None:
         self.close(error)
 
-    def _open(self, typed: str | Path | None, name: str) -> Path:
+    def _open(self, typed: str | Path | None, name: str, stack: ExitStack) -> Path:
         """Make or check the folder, lock it, and write the record and the result into it. Rank 0."""
         global _made
         _made += 1
         folder = Path(make_run_folder(OUTPUTS, f"/recorder/{_made}") if typed is None else typed).absolute()
         _check_folder(folder, self._result.identity, self._state.timestamp.batch)
         folder.mkdir(parents=True, exist_ok=True)
-        self._exit.enter_context(owned(folder))
+        stack.enter_context(owned(folder))
         state = self._state
         state.run_dir = folder
         state.run_name = self._result.name = name or folder.name
@@ -247,7 +253,7 @@ class Recorder:
         self._files = write_record(folder, state.config, [], origin, script=script)
         if (folder / DIGESTS).exists():
             truncate_digests(folder / DIGESTS, state.timestamp.batch)
-        self._exit.enter_context(kept(self._result, folder))
+        stack.enter_context(kept(self._result, folder))
         return folder
 
     def _begin(self, folder: Path) -> None:
@@ -265,6 +271,10 @@ class Recorder:
 
     def _pass_on(self) -> None:
         """Pass the losses of the latest batches to the logger, many at once because that takes less time."""
+        if self._has_ended:
+            raise RuntimeError(
+                "the recorder is closed; make a new one, with folder and after_batch to continue the run"
+            )
         losses, self._losses = self._losses, []
         for loss in losses:
             self._state.timestamp = self._state.timestamp.to_next_batch()

@@ -278,3 +278,27 @@ def test_every_batch_of_a_fast_loop_is_logged(tmp_path: Path):
     steps, losses = logged.get_timeseries("loss/train/total")
     assert steps == [*range(1, 1001)] and losses == [*map(float, range(1000))]
     assert logged.get_timeseries("lr") == ([501], [0.5])
+
+
+def test_a_closed_recorder_takes_no_more_values(tmp_path: Path):
+    with make(tmp_path / "run") as recorder:
+        recorder.batch(1.0)
+    for call in (lambda: recorder.batch(1.0), lambda: recorder.log({"eval/loss": 1.0})):
+        with pytest.raises(RuntimeError, match="the recorder is closed; make a new one"):
+            call()
+    recorder.close()  # again, without effect
+    assert result_of(tmp_path / "run").status == "FINISHED"
+
+
+def test_a_recorder_that_cannot_begin_unlocks_its_folder(tmp_path: Path):
+    class Broken(InMemoryLogger):
+        def init(self, state, logger):
+            raise ValueError("no connection")
+
+    for status in ("FAILED", "FINISHED"):
+        destinations = [Broken()] if status == "FAILED" else []
+        try:
+            Recorder(folder=tmp_path / "run", destinations=destinations).close()
+        except ValueError as error:
+            assert "no connection" in str(error)
+        assert result_of(tmp_path / "run").status == status

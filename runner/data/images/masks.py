@@ -27,6 +27,8 @@ from runner.libraries.torchvision import import_torchvision
 
 IGNORED = 255
 """The value of mask pixels that have no class."""
+LOSSLESS = ("PNG", "BMP", "TIFF", "GIF", "PPM")
+"""Formats of masks, whose class numbers must be exact."""
 CLASSES = ("background", "object")
 
 
@@ -172,8 +174,9 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
 
     def _read_mask(self, path: str) -> Tensor:
         with open_regular(path) as file, import_hf("PIL.Image").open(file, formats=FORMATS) as mask:
-            if mask.mode not in ("L", "P"):
-                reason = f"has mode {mask.mode}, but must be gray or have a palette, with 8 bits (mode L or P)"
+            if mask.mode not in ("L", "P") or mask.format not in LOSSLESS:
+                shown = f"is {mask.format} with mode {mask.mode}"
+                reason = f"{shown}, but must be {' or '.join(LOSSLESS)}, gray or with a palette (mode L or P)"
                 raise ValueError(f"{printable(path)}: the mask {reason}; its values are class numbers")
             values = torch.from_numpy(numpy.array(mask))
         wrong = values[(values >= len(self.classes)) & (values != IGNORED)]

@@ -62,12 +62,15 @@ def test_wrong_masks_and_files_are_named(tmp_path: Path):
     mask = tmp_path / "val" / "masks" / "00.png"
     for image, message in (
         (Image.new("L", (40, 40), 3), r"00\.png: the mask has value 3, but data.classes names only 3 classes, 0 to 2"),
-        (Image.new("RGB", (40, 40)), r"00\.png: the mask has mode RGB, but must be gray"),
+        (Image.new("RGB", (40, 40)), r"00\.png: the mask is PNG with mode RGB, but must be PNG or"),
         (Image.new("L", (9, 40)), r"00\.png: the mask has \(40, 9\) pixels, but its image \(40, 40\)"),
     ):
         image.save(mask)
         with pytest.raises(ValueError, match=message):
             next(iter(load(tmp_path)[1]))
+    Image.new("L", (40, 40)).save(mask, format="JPEG")  # which blurs class numbers
+    with pytest.raises(ValueError, match=r"the mask is JPEG with mode L, but must be PNG or"):
+        next(iter(load(tmp_path)[1]))
     mask.unlink()
     with pytest.raises(FileNotFoundError, match=r"00\.png has no mask; add .*masks/00\.png"):
         load(tmp_path)

@@ -116,7 +116,7 @@ class CrashBundle(Callback):
             return
         write_record = resolve_name("runner.records.write:write_record")  # by name: its layer is above this one
         with TemporaryDirectory(prefix="runner-crash-") as folder:
-            write_record(Path(folder), state.config, [], state.run_name)
+            write_record(Path(folder), state.config, [], {"run_name": state.run_name})
             yield Path(folder)
 
 

@@ -174,8 +174,8 @@ def test_labels_are_not_smoothed_twice(run_here, words: list[str], reason: str):
     assert "smoothing=0.1: " in wrong and reason in wrong
 
 
-def test_samples_of_several_classes_are_refused(fit):
+def test_samples_of_several_classes_are_refused(train):
     model = ClassificationModel(torch.nn.Linear(4, 3), 3, multi_label=True)
     loader = TensorLoader(torch.zeros(4, 4), torch.ones(4, 3), batch_size=4, shuffle=False)
     with pytest.raises(ValueError, match=r"give model\.label_smoothing instead of the algorithm"):
-        fit(model, loader, LabelSmoothing())
+        train(LabelSmoothing(), model=model, train_dataloader=loader, max_duration="1ba")

@@ -23,7 +23,8 @@ def read(name: str) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
 def test_a_config_has_every_argument_with_its_default(name: str):
     load, arguments = read(name)
-    assert arguments == {key: value.default for key, value in inspect.signature(load).parameters.items()}
+    defaults = {key: parameter.default for key, parameter in inspect.signature(load).parameters.items()}
+    assert arguments == {key: [] if value == () else value for key, value in defaults.items()}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

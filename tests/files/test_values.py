@@ -21,6 +21,7 @@ LOOKS_LIKE_ONE = re.compile(
 ONLY_NAMES = {
     *("metric_name", "system_name", "run_name", "experiment_name", "log_model", "runner.Interval:name"),
     *("runner.models.timm_model:name", "runner.models.torchvision_model:name", "runner.callbacks.WandBLogger:name"),
+    *("runner.Recorder:name", "runner.models.torchvision_segmentation:name"),
 }
 
 

@@ -348,6 +348,7 @@ def test_of_other_data_one_batch_is_read():
             "~data.seed",
             "callbacks=none",
             "algorithms=none",
+            "scheduler=none",
         ),
         *(f"data._target_={OWN}.read_data", "+data.option=1"),
     )

@@ -1,4 +1,4 @@
-"""Channels last: a memory layout of images, pixel by pixel, that is fast for convolutions on GPUs with tensor cores."""
+"""Channels last: stores images pixel by pixel in memory, for faster convolutions on GPUs with tensor cores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runner.device.batch import map_tensors
 
 
 def to_channels_last(tensor: Tensor) -> Tensor:
-    """Return a tensor (N, C, H, W) that is laid out in memory as (N, H, W, C); shape and values stay the same.
+    """Return a tensor `(N, C, H, W)` laid out in memory as `(N, H, W, C)`; its shape and values stay the same.
 
-    A tensor that does not have four dimensions is returned unchanged.
+    A tensor that is not four-dimensional is returned unchanged.
     """
     return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
@@ -22,7 +22,7 @@ def to_channels_last(tensor: Tensor) -> Tensor:
 class ChannelsLast(Algorithm):
     """Keeps four-dimensional weights, and four-dimensional tensors of a batch, in the channels-last layout.
 
-    Results differ only by rounding from those without it. Nothing is random or depends on ranks or microbatches.
+    Results differ from those without it only by rounding. Nothing is random or depends on ranks or microbatches.
 
     Args:
         allow_no_match: whether to leave a model without four-dimensional weights unchanged instead of raising an error.
@@ -31,7 +31,7 @@ class ChannelsLast(Algorithm):
         ValueError: at INIT, the model has no four-dimensional weight.
 
     Evidence:
-        Strong for the speed of convolutions on GPUs in 16 bits (NVIDIA, "Convolutional Layers User's Guide"); none on
+        Strong for the speed of 16-bit convolutions on GPUs (NVIDIA, "Convolutional Layers User's Guide"); none on
         other devices, which it may slow down. The trained model is the same.
     """
 

@@ -26,7 +26,7 @@ from runner.failures.errors import wrong_argument
 
 log = logging.getLogger("runner")
 
-RESIDENT_SHARE = 0.25  # of a device's free memory that the data of one loader may take
+RESIDENT_SHARE = 0.25  # fraction of a device's free memory that the data of one loader may take
 
 
 class OrderedLoader(ABC):
@@ -38,8 +38,8 @@ class OrderedLoader(ABC):
         order: says which samples make up each batch, and how many of them count.
         transform: function that is applied to each batch, or None.
         equal_targets: whether each sample has the same number of targets and the loss counts all of them, as with
-            windows of a text. Ranks that train a language model then need not sum their numbers of targets. Defaults to
-            the transform's attribute of this name, or False if it has none.
+            windows of a text. If so, ranks that train a language model need not sum their target counts. Defaults to
+            the transform's attribute of the same name, or False if it has none.
     """
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
@@ -127,7 +127,7 @@ class TensorLoader(OrderedLoader):
         world_size: number of ranks; None means the environment's `WORLD_SIZE`, or 1.
 
     Attributes:
-        resident: the argument, or False once the data has not fit on the device.
+        resident: the argument, or False once the data has turned out not to fit on the device.
 
     Raises:
         ValueError: there is no tensor, lengths differ, or `SampleOrder` rejects an argument.
@@ -195,7 +195,7 @@ class DatasetLoader(OrderedLoader):
         shuffle: whether to draw a new order for each epoch.
         drop_last: whether to leave out an incomplete last batch.
         seed: seed of the order and of the augmentation, at least 0.
-        num_workers: processes that read on each rank; 0 reads in this process. More processes than cores log a warning.
+        num_workers: processes that read on each rank; 0 reads in this process. Logs a warning above the core count.
         collate_fn: makes a batch from a list of samples; None is torch's `default_collate`.
         transform: `transform(batch)` returns the batch to yield, without drawing random numbers; None yields the batch
             itself. It runs in the process that reads the batch; in training on a GPU it runs in the main process, on

@@ -17,19 +17,19 @@ SAMPLES = 4
 
 
 class OneBatch:
-    """Stands in for a loader, and yields one batch an epoch: the first samples of the loader's own first batch.
+    """Stands in for a loader, and yields one batch an epoch: the first samples of the loader's first batch.
 
-    The loader is read when the run reads it, after callbacks and algorithms have prepared it, for example with the
-    policy that makes its batches. Attributes are read from and set on the real loader.
+    The loader is read only when the run needs its data. By then callbacks and algorithms have prepared it, for example
+    with the policy that generates its batches. Attributes are read from and set on the real loader.
 
     Args:
-        loader: the loader to read, once.
+        loader: the real loader, which is read only once.
         label: 'train', or the label of an evaluator.
         batch: a batch to yield instead of those samples.
         samples: the number of samples in a batch.
     """
 
-    is_fake = True  # a checkpoint records another order of samples
+    is_fake = True  # so checkpoints do not record its order of samples
     _loader: Any
     _label: str
     _model: Any
@@ -37,7 +37,7 @@ class OneBatch:
     _batches: list[Any]
 
     def __init__(self, loader: Any, label: str, batch: Any = None, samples: int = SAMPLES) -> None:
-        # An assignment would set attributes of the loader.
+        # A plain assignment would set the attribute on the real loader.
         batches = [] if batch is None else [batch]
         vars(self).update(_loader=loader, _label=label, _model=None, _whole=[], _batches=batches)
         order = getattr(loader, "order", None)
@@ -64,7 +64,7 @@ class OneBatch:
         yield from self._batches
 
     def take(self, samples: int | None) -> Any:
-        """Return samples of the loader's first batch; all of them for None, or if the model cannot split it."""
+        """Return the first samples of the loader's first batch; the whole batch for None, or if it cannot be split."""
         loader = self._loader
         if isinstance(loader, FakeLoader):
             size = loader.order.batch_size
@@ -72,7 +72,7 @@ class OneBatch:
         if not self._whole:  # read the loader only once
             self._whole.extend(islice(loader, 1))
         if not self._whole:
-            raise ValueError(f"the {self._label} data of {loader!r} has no batch")
+            raise ValueError(f"the {self._label} data of {loader!r} has no batches")
         (batch,) = self._whole
         model = self._model
         try:

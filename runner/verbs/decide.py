@@ -1,13 +1,13 @@
 """`runner decide SETTINGS`: trains settings with equal seeds until it is known which is better.
 
-Settings are typed as in a sweep, `optimizer.lr=0.1,0.2`; or as several overrides in quotes, 'optimizer=sgd
-optimizer.lr=0.1' optimizer=adamw; or as '' for the experiment as it is. Other overrides hold for all settings.
+Settings are written as in a sweep, `optimizer.lr=0.1,0.2`; or as several overrides in quotes, 'optimizer=sgd
+optimizer.lr=0.1' optimizer=adamw; or as '' for the experiment as it is. Other overrides apply to all settings.
 
-After each seed it looks at the objectives, and stops once each setting is better or worse than the first one, or equal
-to it within `--margin`, or once the seeds or the time are used up. The p-values and intervals stay valid at every look,
-so stopping early is honest; several settings share an error of 5 %. With `--best` it eliminates settings until the best
-one is left. With `--campaign`, at most 5 % of all claims of a campaign are expected to be wrong, however many decisions
-it has. The same command continues a decision that was cut off. It is a sweep in all else: launchers, reports, MLflow.
+After each seed it compares the objectives. It stops once each setting has turned out better than the first, worse, or
+equal within `--margin`, or once the seeds or the time run out. The p-values and intervals are valid after every seed,
+so it is safe to stop early; the error rate for all settings together is 5 %. With `--best` it eliminates settings until
+only the best is left. With `--campaign`, at most 5 % of a campaign's claims are expected to be wrong, however many
+decisions it has. Repeat the command to continue if interrupted. Launchers, reports and MLflow work as in a sweep.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from runner.cli.command_line import FLAGS, WITH_VALUE, check_options, merge_repe
 
 
 @pytest.mark.parametrize(
-    ("given", "merged"),
+    ("arguments", "merged"),
     [
         ([], []),
         (["+callbacks=a"], ["+callbacks=a"]),
@@ -21,7 +21,7 @@ from runner.cli.command_line import FLAGS, WITH_VALUE, check_options, merge_repe
         (["callbacks=none", "+callbacks=a"], ["callbacks=[a]"]),
         (["+callbacks=a", "seed=1", "callbacks=[b,c]"], ["callbacks=[b,c,a]", "seed=1"]),
         (["callbacks=a", "callbacks=b", "+callbacks=c"], ["callbacks=[b,c]"]),
-        # a sweep over choices, replacing, removing and values inside a callback are none of its business
+        # unchanged: sweeps over choices, replacements, values inside a callback, other groups, and empty values
         (["-m", "+callbacks=a,b", "+callbacks=c"], ["-m", "+callbacks=a,b", "+callbacks=c"]),
         (["callbacks=a", "callbacks=b"], ["callbacks=a", "callbacks=b"]),
         (["+callbacks.mine.x=1", "+callbacks.mine.y=2"], ["+callbacks.mine.x=1", "+callbacks.mine.y=2"]),
@@ -29,14 +29,14 @@ from runner.cli.command_line import FLAGS, WITH_VALUE, check_options, merge_repe
         (["+callbacks=", "+callbacks=null"], ["+callbacks=", "+callbacks=null"]),
     ],
 )
-def test_repeated_appends_become_one_list(given: list[str], merged: list[str]):
-    assert merge_repeated(given) == merged
+def test_repeated_appends_become_one_list(arguments: list[str], merged: list[str]):
+    assert merge_repeated(arguments) == merged
 
 
-def test_hydra_s_options_are_known(run_here: Any):
-    shown = run_here("--hydra-help", code=0).out
-    theirs = re.findall(r"^(--[\w-]+)((?:,-\w+)?) :", shown, re.MULTILINE)
-    assert dict(theirs) == {name: f",{short}" if short else "" for name, short in {**FLAGS, **WITH_VALUE}.items()}
+def test_hydra_options_are_known(run_here: Any):
+    help_text = run_here("--hydra-help", code=0).out
+    options = re.findall(r"^(--[\w-]+)((?:,-\w+)?) :", help_text, re.MULTILINE)
+    assert dict(options) == {name: f",{short}" if short else "" for name, short in {**FLAGS, **WITH_VALUE}.items()}
     check_options(["-m", "--cfg", "job", "--config-dir=x", "--multi", "seed=-1", "~callbacks.x", "a=--b"])
 
 

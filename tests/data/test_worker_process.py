@@ -60,9 +60,9 @@ def test_workers_are_forked_from_a_process_with_one_thread():
 
 def test_workers_live_across_epochs_and_end_with_their_loader():
     loader = load(data_set(lambda self, index: os.getpid()))
-    (first,) = set(values(loader))
-    assert set(values(loader)) == {first}
-    process = psutil.Process(first)
+    (pid,) = set(values(loader))
+    assert set(values(loader)) == {pid}
+    process = psutil.Process(pid)
     del loader
     process.wait(PATIENCE)
 
@@ -98,7 +98,7 @@ def test_a_second_iteration_gets_its_own_workers():
 
 def test_a_script_without_a_main_guard_can_use_its_own_classes_and_functions(tmp_path: Path):
     (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
-    (tmp_path / "runner.py").write_text("raise SystemExit('a file of the user is not the package')\n")
+    (tmp_path / "runner.py").write_text("raise SystemExit('runner.py shadows the package')\n")
     script = tmp_path / "scripts" / "train.py"
     script.parent.mkdir()
     script.write_text("""
@@ -132,7 +132,7 @@ assert read == [[Sample(1), Sample(3)], [Sample(5), Sample(7)]], read
     assert (result.returncode, result.stdout) == (0, "once\n"), result.stderr
 
 
-def test_an_unsendable_part_is_named():
+def test_an_unpicklable_part_is_named():
     lines = (line for line in "ab")
     loader = load(data_set(lambda self, index: index, files={"train": [lines]}))
     with pytest.raises(
@@ -149,7 +149,7 @@ def local_error(*bases: type[Exception]) -> type[Exception]:
 
 
 class Strict(Exception):
-    """An error that cannot be made from its message."""
+    """An error that cannot be rebuilt from its message."""
 
     def __init__(self, row: int, column: str) -> None:
         super().__init__(row, column)
@@ -168,13 +168,13 @@ class Strict(Exception):
     ],
 )
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_error_of_a_class_that_cannot_be_sent_is_raised_with_its_traceback(
+def test_an_error_of_an_unpicklable_class_is_raised_with_its_traceback(
     stage: str, kind: Any, arguments: Any, context: str
 ):
     def fail(current: str) -> None:
         if current == stage:
             error = kind(*arguments)
-            error.add_note("a note of the user")
+            error.add_note("a note from the user")
             raise error
 
     def collate(samples: Any) -> Any:
@@ -185,20 +185,20 @@ def test_an_error_of_a_class_that_cannot_be_sent_is_raised_with_its_traceback(
     loader = load(data, collate_fn=collate, worker_init_fn=lambda _: fail("start"), multiprocessing_context=context)
     with pytest.raises(Exception, match=r"row 7") as caught:
         list(loader)
-    assert all(text in str(caught.value) for text in (kind.__name__, "in fail", "a note of the user"))
+    assert all(text in str(caught.value) for text in (kind.__name__, "in fail", "a note from the user"))
     assert stage != "sample" or "raised by dataset[0]" in str(caught.value)
 
 
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_batch_that_cannot_be_sent_is_an_error_that_names_the_part(context: str):
+def test_an_unpicklable_batch_raises_an_error_that_names_the_part(context: str):
     data = data_set(lambda self, index: {"x": (letter for letter in "ab")})
     with pytest.raises(TypeError, match=r"batch\[0\]\['x'\] is of type generator"):
         list(load(data, collate_fn=list, multiprocessing_context=context))
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_an_exit_in_a_worker_is_an_error_that_names_the_sample(error: BaseException):
+def test_an_exit_in_a_worker_raises_an_error_that_names_the_sample(error: BaseException):
     def read(self: Any, index: int) -> None:
         raise error
 
@@ -206,7 +206,7 @@ def test_an_exit_in_a_worker_is_an_error_that_names_the_sample(error: BaseExcept
         list(load(data_set(read)))
 
 
-def test_a_worker_that_exits_is_not_a_failure_of_the_machine():
+def test_a_worker_that_exits_is_not_an_environment_failure():
     loader = load(data_set(lambda self, index: os._exit(0)))
     expected = r"data worker 0 \(pid \d+\) ended with exit code 0 while it read sample 0; batch 1 of epoch 1 was due"
     with pytest.raises(RuntimeError, match=expected) as caught:
@@ -214,7 +214,7 @@ def test_a_worker_that_exits_is_not_a_failure_of_the_machine():
     assert not is_of_environment(caught.value)
 
 
-def test_a_worker_without_a_first_batch_is_named_and_prints_its_stack(monkeypatch: Any, capfd: Any):
+def test_a_worker_that_delivers_no_first_batch_is_named_and_prints_its_stack(monkeypatch: Any, capfd: Any):
     def read_forever(self: Any, index: int) -> None:
         threading.Event().wait()
 
@@ -232,12 +232,12 @@ def test_the_server_survives_signals_and_is_restarted_after_its_death():
         server.send_signal(number)
     assert [int(batch) for batch in batches] == [server.pid] * 7
     server.kill()
-    while server.status() != psutil.STATUS_ZOMBIE:  # the process that starts the next server waits for it
+    while server.status() != psutil.STATUS_ZOMBIE:  # reaped by the process that starts the next server
         time.sleep(0.01)
     assert server.pid not in values(loader)
 
 
-def test_tensors_are_shared_and_mapped_files_are_opened_again(tmp_path: Path):
+def test_tensors_are_shared_and_mapped_files_are_reopened(tmp_path: Path):
     mapped = numpy.memmap(tmp_path / "numbers", numpy.int32, "w+", shape=(1000, 1000))
     mapped[:] = numpy.arange(1_000_000).reshape(1000, 1000)
     part = mapped[100:900:3, ::-1]
@@ -249,7 +249,7 @@ def test_tensors_are_shared_and_mapped_files_are_opened_again(tmp_path: Path):
         assert isinstance(self.part.base, numpy.memmap)
         return int(self.part[index, 5]) - int(self.many[index])
 
-    many = [torch.tensor(number) for number in range(1000)]  # more than the number of tensors that may be shared
+    many = [torch.tensor(number) for number in range(1000)]  # more tensors than may be shared
     data = data_set(read, shared=shared, part=part, many=many)
     assert values(load(data)) == [int(part[index, 5]) - index for index in range(8)]
     assert int(shared.sum()) == 8

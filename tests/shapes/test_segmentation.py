@@ -1,4 +1,4 @@
-"""Segmentation with several evaluations an epoch, in batches of any size. Against a loop by hand."""
+"""Segmentation with several evaluations per epoch, in batches of any size, compared with a hand-written loop."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 
 CLASSES, BATCH_SIZE, EPOCHS = 3, 4, 2
-EVALUATED_AT = [3, 5, 6, 9, 10]  # every 3 batches and at the end, of epochs of 5; and where each epoch ends
+EVALUATED_AT = [3, 5, 6, 9, 10]  # every third batch, and the end of each epoch of 5 batches
 
 
 def make_data(samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images `(N, 2, 6, 6)` and the class of each pixel `(N, 6, 6)`."""
+    """Return images `(N, 2, 6, 6)` and the class of each pixel `(N, 6, 6)`."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(samples, 2, 6, 6, generator=generator)
     return images, (images[:, 0] > 0).long() + (images[:, 1] > 0.5).long()
 
 
 Evaluations = dict[int, tuple[float, float]]
-"""The loss and the mean intersection over union, by the number of batches trained."""
+"""The loss and the mean intersection over union, keyed by the number of batches trained."""
 
 TRAIN, EVALUATION = make_data(18, 0), make_data(11, 1)
 
@@ -53,7 +53,7 @@ class Segmentation(Model):
 
 
 class Values(Callback):
-    """Notes the values of each evaluation."""
+    """Records the loss and the metric of each evaluation."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[float, float]] = {}
@@ -64,7 +64,7 @@ class Values(Callback):
 
 
 def is_due(state) -> bool:
-    """Every three batches, and at the end of an epoch."""
+    """Return whether to evaluate: every three batches, and at the end of an epoch."""
     return state.timestamp.batch % 3 == 0 or state.timestamp.batch_in_epoch == 0
 
 
@@ -92,11 +92,11 @@ def evaluate_by_hand(network: nn.Module) -> tuple[float, float]:
         logits = network(images)
     network.train()
     predicted = logits.argmax(1)
-    shares = []
+    ious = []
     for label in range(CLASSES):
-        either = ((predicted == label) | (targets == label)).sum()
-        shares.append(float(((predicted == label) & (targets == label)).sum() / either))
-    return float(cross_entropy(logits, targets)), sum(shares) / CLASSES
+        union = ((predicted == label) | (targets == label)).sum()
+        ious.append(float(((predicted == label) & (targets == label)).sum() / union))
+    return float(cross_entropy(logits, targets)), sum(ious) / CLASSES
 
 
 def fit_by_hand() -> tuple[dict[str, Tensor], Evaluations]:
@@ -115,17 +115,17 @@ def fit_by_hand() -> tuple[dict[str, Tensor], Evaluations]:
 
 
 @pytest.mark.parametrize("eval_batch_size", [1, 4, 11])
-def test_segmentation_is_trained_and_evaluated_as_by_hand(eval_batch_size: int):
+def test_segmentation_matches_training_and_evaluation_by_hand(eval_batch_size: int):
     (trained, values), (expected, expected_values) = fit(f"{EPOCHS}ep", eval_batch_size), fit_by_hand()
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
     assert [*values] == EVALUATED_AT
-    for batch, found in values.items():
-        assert found == pytest.approx(expected_values[batch], rel=1e-5), batch
+    for batch, measured in values.items():
+        assert measured == pytest.approx(expected_values[batch], rel=1e-5), batch
     assert values[10][0] < values[3][0] and values[10][1] > values[3][1]
 
 
 @pytest.mark.parametrize("stop", ["3ba", "1ep", "7ba"])
-def test_segmentation_resumes_to_the_bit_and_evaluates_at_the_same_batches(stop: str, tmp_path: Path):
+def test_segmentation_resumes_bit_for_bit_and_evaluates_at_the_same_batches(stop: str, tmp_path: Path):
     fit(stop, run_dir=tmp_path, savers=[CheckpointSaver(save_interval="1ba")])
     resumed, values = fit(f"{EPOCHS}ep", resume_path=tmp_path)
     whole, whole_values = fit(f"{EPOCHS}ep")

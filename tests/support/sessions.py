@@ -1,4 +1,4 @@
-"""A session of training, in a process of its own that may be killed at any moment."""
+"""Training sessions that tests run in separate processes and may kill at any moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # torch imports it at the first optimizer step, which takes a second
+import torch._dynamo  # otherwise the first optimizer step imports it, which takes a second
 from hydra import compose
 from torch import nn
 
@@ -40,13 +40,13 @@ ClassificationModel(nn.Identity(), 10).metrics(train=True)  # imports torchmetri
 
 
 class Kills(Callback):
-    """Ends its process by a signal, the first time that an event fires at a batch.
+    """Kills its process with a signal the first time that an event fires at a batch.
 
     Args:
-        event: its value.
-        batch: batches trained when it fires.
-        number: of the signal.
-        rank: whose process; None: of all ranks.
+        event: value of the event.
+        batch: number of batches trained when it fires.
+        number: number of the signal.
+        rank: rank whose process gets the signal; None means all ranks.
     """
 
     def __init__(self, event: str, batch: int, number: int = signal.SIGKILL, rank: int | None = None) -> None:
@@ -54,16 +54,16 @@ class Kills(Callback):
         self.sent = False
 
     def run_event(self, event, state, logger):
-        here = event.value == self.event and state.timestamp.batch == self.batch
-        if here and not self.sent and self.rank in (None, get_global_rank()):
+        is_due = event.value == self.event and state.timestamp.batch == self.batch
+        if is_due and not self.sent and self.rank in (None, get_global_rank()):
             self.sent = True
-            if state.timestamp.batch % 2:  # chance says whether what was logged has been written by then
+            if state.timestamp.batch % 2:  # at even batches, chance decides how much of the log is on disk
                 logger.flush()
             os.kill(os.getpid(), self.number)
 
 
 class Events(Callback):
-    """Writes down each event with its batch."""
+    """Records each event with its batch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -77,7 +77,7 @@ class Events(Callback):
 
 
 class SampleIds(Callback):
-    """Appends the batch, the number of ranks and the sample numbers that this rank trained with, a line a batch."""
+    """Appends a line per batch: its number, the number of ranks, and the numbers of this rank's samples."""
 
     def fit_start(self, state, logger):
         self.file = (state.run_dir / f"ids{get_global_rank()}.jsonl").open("a", buffering=1)
@@ -89,7 +89,7 @@ class SampleIds(Callback):
 
 @functools.cache
 def digits() -> tuple[torch.Tensor, ...]:
-    """Images and labels to train on and to evaluate on."""
+    """Return images and labels for training and for evaluation."""
     train, evaluation = load_digits()
     return *train.tensors, *evaluation.tensors
 
@@ -103,17 +103,17 @@ def make_trainer(
     transform: Callable[[Any], Any] | None = None,
     **arguments: Any,
 ) -> Trainer:
-    """A run of three epochs of seven batches and a small one, which an EarlyStopper ends before their end.
+    """Return a trainer for three epochs, each of seven full batches and a small one; an EarlyStopper ends them early.
 
     Args:
-        run_dir: the run's folder; a checkpoint in it is gone on from.
-        *callbacks: more of them.
-        chance: whether it has dropout, MixUp and batch norm, which depend on the number of ranks. Without them it is
-            in float64, and the last batch of an epoch has one sample, so that a second rank gets none.
-        save_interval: of checkpoints.
-        asynchronous: whether they are written in the background.
-        transform: of the batches that are trained.
-        **arguments: of the Trainer.
+        run_dir: the run's folder; training resumes from its newest checkpoint, if it has one.
+        *callbacks: additional callbacks.
+        chance: whether to use dropout, MixUp and batch norm, which depend on the number of ranks. Without them the
+            model is in float64, and the last batch of an epoch has one sample, so that a second rank gets none.
+        save_interval: interval between checkpoints.
+        asynchronous: whether checkpoints are written in the background.
+        transform: transform of the training batches.
+        **arguments: arguments of the Trainer, which replace those set here.
     """
     images, labels, eval_images, eval_labels = digits()
     samples = 7 * BATCH_SIZE + (7 if chance else 1)
@@ -124,7 +124,7 @@ def make_trainer(
     else:
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)).double()
         data, eval_images = (data[0].double(), *data[1:]), eval_images.double()
-    torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # a new process has drawn other numbers
+    torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # a new process has another random state
     defaults: dict[str, Any] = {
         "model": ClassificationModel(net, 10),
         "train_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=True, seed=1, transform=transform),
@@ -149,7 +149,7 @@ def make_trainer(
 
 
 def newest(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint of a run; None if it has no checkpoint."""
+    """Return the path of a run's newest complete checkpoint, or None if it has no checkpoint."""
     try:
         return find_checkpoint(run_dir)
     except FileNotFoundError:
@@ -157,9 +157,9 @@ def newest(run_dir: Path) -> Path | None:
 
 
 def fit(run_dir: Path, kill: dict[str, Any] | None = None, **arguments: Any) -> None:
-    """Train to the end, or to the point where `Kills(**kill)` strikes; go on from the folder's checkpoint if any.
+    """Train to the end, or until `Kills(**kill)` strikes; resume from the folder's checkpoint, if it has one.
 
-    What came of it is left in `outcome.pt`, for the parent to compare.
+    The outcome is saved in `outcome.pt`, for the parent process to compare.
     """
     kills = [Kills(**kill)] if kill is not None else []
     with make_trainer(run_dir, *kills, **arguments) as trainer:
@@ -169,25 +169,25 @@ def fit(run_dir: Path, kill: dict[str, Any] | None = None, **arguments: Any) -> 
 
 
 def train_config(run_dir: Path, overrides: list[str]) -> None:
-    """Train what `conf/` and overrides describe, from the folder's checkpoint on, if it has one."""
+    """Train the experiment of `conf/` and overrides; resume from the folder's checkpoint, if it has one."""
     os.chdir(run_dir.parent)
-    warnings.simplefilter("ignore")  # of libraries that some hooks use
+    warnings.simplefilter("ignore")  # some hooks use libraries that warn
     with initialized(CONF):
         experiment = Experiment(to_plain(compose("config", overrides)))
     checkpoint = newest(run_dir)
     with build(experiment, run_dir, "run", None if checkpoint is None else str(checkpoint)) as trainer:
         trainer.fit(may_be_over=True)
     state = trainer.state
-    left = {"weights": dict(state.unwrapped_model.state_dict()), "optimizer": state.optimizers[0].state_dict()}
-    torch.save(left, run_dir / "outcome.pt")
+    values = {"weights": dict(state.unwrapped_model.state_dict()), "optimizer": state.optimizers[0].state_dict()}
+    torch.save(values, run_dir / "outcome.pt")
 
 
 class Trouble(Callback):
-    """Makes the disk full, or read-only, before the checkpoint of batch 6, and puts it right after that of batch 9.
+    """Fills the disk, or makes it read-only, before the checkpoint of batch 6, and repairs it after that of batch 9.
 
     Args:
         kind: 'full' or 'read-only'.
-        disk: where the disk is mounted.
+        disk: mount point of the disk.
     """
 
     def __init__(self, kind: str, disk: Path) -> None:
@@ -196,14 +196,14 @@ class Trouble(Callback):
     def batch_end(self, state, logger):
         if state.timestamp.batch not in (5, 10):
             return
-        begins = state.timestamp.batch == 5
+        is_start = state.timestamp.batch == 5
         if self.kind == "read-only":
-            subprocess.run(["mount", "-o", f"remount,{'ro' if begins else 'rw'}", self.disk], check=True)
-        elif begins:
+            subprocess.run(["mount", "-o", f"remount,{'ro' if is_start else 'rw'}", self.disk], check=True)
+        elif is_start:
             with contextlib.suppress(OSError), (self.disk / "filler").open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(1 << 12))
-            os.truncate(self.disk / "filler", (self.disk / "filler").stat().st_size - (1 << 14))  # a little is left
+            os.truncate(self.disk / "filler", (self.disk / "filler").stat().st_size - (1 << 14))  # leave 16 KiB free
         else:
             (self.disk / "filler").unlink()
 
@@ -215,14 +215,14 @@ def fit_in_trouble(run_dir: Path, kind: str, disk: Path, kill: dict[str, Any]) -
 
 
 class Pause(Callback):
-    """Makes each batch last, so that ranks agree on a signal within a few of them."""
+    """Slows down each batch, so that ranks agree on a signal within a few batches."""
 
     def before_train_batch(self, state, logger):
         time.sleep(0.2)
 
 
 def send_once(number: int) -> Callable[[int], None]:
-    """Sends this process a signal at the n-th call, counted from 1, and sleeps a little."""
+    """Return `send(nth)`, whose nth call, counted from 1, sends this process a signal and sleeps a little."""
     calls = itertools.count(1)
 
     def send(nth: int) -> None:
@@ -234,14 +234,14 @@ def send_once(number: int) -> Callable[[int], None]:
 
 
 def interrupt(run_dir: Path, place: str, number: int, rank: int | None = None) -> None:
-    """Train until a signal comes, to all ranks or to one.
+    """Train until a signal is sent to all ranks or to one of them.
 
     Args:
         run_dir: the run's folder.
-        place: where training is when it comes: 'data' (the sixth batch is read), 'forward' (of the sixth batch),
-            'evaluation' (the second, after eight batches) or 'save' (the second, after six batches).
-        number: of the signal.
-        rank: which; None: all.
+        place: what the run is doing when the signal comes: 'data' (reading the sixth batch), 'forward' (of the sixth
+            batch), 'evaluation' (its second, after eight batches) or 'save' (its second, after six batches).
+        number: number of the signal.
+        rank: rank that gets the signal; None means all ranks.
     """
     hooks: list[Callback] = [Pause()] if get_world_size() > 1 else []
     arguments: dict[str, Any] = {}
@@ -257,11 +257,11 @@ def interrupt(run_dir: Path, place: str, number: int, rank: int | None = None) -
         elif place == "save":
             fsync = os.fsync
 
-            def write(descriptor: int) -> None:
-                send(7)  # the first checkpoint has synced its two files, its manifest, and two folders
+            def sync(descriptor: int) -> None:
+                send(7)  # the first checkpoint syncs its two files, its manifest, and two folders
                 fsync(descriptor)
 
-            os.fsync = write
+            os.fsync = sync
         else:
             event, batch = {"forward": ("after_forward", 5), "evaluation": ("eval_after_forward", 8)}[place]
             hooks.append(Kills(event, batch, number))
@@ -270,27 +270,27 @@ def interrupt(run_dir: Path, place: str, number: int, rank: int | None = None) -
 
 
 def list_events(run_dir: Path) -> None:
-    """Train to the end, and leave all events in `events.json`."""
+    """Train to the end, and save all events in `events.json`."""
     with make_trainer(run_dir, Events(run_dir / "events.json")) as trainer:
         trainer.fit()
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
-    """Everything that a run leaves behind, time apart."""
+    """Return the final state of a run, without times."""
     state = trainer.state
     return {
         "weights": dict(state.unwrapped_model.state_dict()),
         "optimizer": state.optimizers[0].state_dict(),
-        "algorithms": {one.config_key: one.state_dict() for one in state.algorithms},
+        "algorithms": {algorithm.config_key: algorithm.state_dict() for algorithm in state.algorithms},
         "metrics": {label: dict(values) for label, values in state.metric_values.items()},
-        "stopper": next(one.state_dict() for one in state.callbacks if isinstance(one, EarlyStopper)),
+        "stopper": next(callback.state_dict() for callback in state.callbacks if isinstance(callback, EarlyStopper)),
         "counts": state.timestamp._replace(total_wct=0.0, epoch_wct=0.0, batch_wct=0.0)._asdict(),
         "stopped": state.stop_requested,
     }
 
 
 class Saves(Callback):
-    """Writes down how far training has got, and looks after each save for what a killed session left behind."""
+    """Records the progress of training, and after each save checks that no files of a killed session are left."""
 
     def __init__(self, asynchronous: bool) -> None:
         self.asynchronous = asynchronous
@@ -305,19 +305,19 @@ class Saves(Callback):
     def batch_checkpoint(self, state, logger):
         self.saves += 1
         hidden = {path.name for path in (state.run_dir / "checkpoints").glob(".*")}
-        if self.asynchronous:  # this session's own are being written
+        if self.asynchronous:  # this session is still writing its own
             hidden = {name for name in hidden if not name.endswith((f"-{os.getpid()}", ".link"))}
         if hidden and self.saves > self.asynchronous:
             raise RuntimeError(f"left behind: {hidden}")
 
 
 def save_each_batch(run_dir: Path, max_duration: str = "100000ba", save: bool = True) -> None:
-    """Train, with an evaluation and a checkpoint after each batch, which takes most of the time.
+    """Train with an evaluation and a checkpoint after each batch, which take most of the time.
 
     Args:
         run_dir: the run's folder; checkpoints are written in the background if its name says so.
-        max_duration: of training.
-        save: whether to save anything.
+        max_duration: length of the training.
+        save: whether to save checkpoints.
     """
     asynchronous = run_dir.name == "asynchronous"
     generator = torch.Generator().manual_seed(0)
@@ -338,5 +338,5 @@ def save_each_batch(run_dir: Path, max_duration: str = "100000ba", save: bool = 
         resume_path=newest(run_dir),
     ) as trainer:
         trainer.fit()
-    left = {"weights": dict(net.state_dict()), "optimizer": trainer.state.optimizers[0].state_dict()}
-    torch.save(left, run_dir / "outcome.pt")
+    values = {"weights": dict(net.state_dict()), "optimizer": trainer.state.optimizers[0].state_dict()}
+    torch.save(values, run_dir / "outcome.pt")

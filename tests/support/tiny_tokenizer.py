@@ -19,14 +19,14 @@ MARKING = (
     "{% generation %}{{ message.content }}<|end|>{% endgeneration %}{% else %}{{ message.content }}<|end|>{% endif %}\n"
     "{% endfor %}"
 )
-"""A chat template of the same texts that marks answers."""
+"""A chat template that renders the same text, and marks answers."""
 
 
 def make_tokenizer(folder: Path, vocab_size: int = 300, end: str | None = END, template: str | None = None) -> str:
-    """The path of a folder with a byte-level BPE, as `save_pretrained` writes it, perhaps with a chat template."""
+    """Train a byte-level BPE, save it in a folder with `save_pretrained`, and return the folder's path."""
     transformers: Any = pytest.importorskip("transformers")
-    parts = ("decoders", "models", "pre_tokenizers", "trainers")
-    decoders, models, pre_tokenizers, trainers = (pytest.importorskip(f"tokenizers.{one}") for one in parts)
+    modules = ("decoders", "models", "pre_tokenizers", "trainers")
+    decoders, models, pre_tokenizers, trainers = (pytest.importorskip(f"tokenizers.{module}") for module in modules)
     bpe: Any = pytest.importorskip("tokenizers").Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

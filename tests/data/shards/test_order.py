@@ -36,11 +36,12 @@ def test_each_sample_comes_once_an_epoch_in_groups_of_blocks(mixed: int, batch_s
 def test_the_order_depends_only_on_seed_and_epoch():
     order = BlockOrder(SIZES, 3, 4, seed=3)
     fresh = BlockOrder(SIZES, 3, 4, seed=3)
-    assert epoch(fresh, 7, first=5) == epoch(order, 7)[5:]  # whatever was read before
+    assert epoch(fresh, 7, first=5) == epoch(order, 7)[5:]  # no matter what was read before
     assert epoch(order, 0) != epoch(order, 1)
     assert epoch(order, 0) != epoch(BlockOrder(SIZES, 3, 4, seed=4), 0)
-    flat = BlockOrder(SIZES, 3, 4, shuffle=False)
-    assert torch.cat([flat.indices(2, batch) for batch in range(len(flat))]).tolist() == [*range(sum(SIZES))]
+    unshuffled = BlockOrder(SIZES, 3, 4, shuffle=False)
+    samples = torch.cat([unshuffled.indices(2, batch) for batch in range(len(unshuffled))])
+    assert samples.tolist() == [*range(sum(SIZES))]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
@@ -79,17 +80,17 @@ def test_upcoming_blocks_are_read_next(world_size: int):
         assert groups[-1][1] == order.upcoming(1, 0)[0]
 
 
-def test_a_batch_far_into_an_epoch_is_found_as_quickly():
+def test_late_batches_are_found_as_quickly_as_early_ones():
     sizes = [10_000] * 20_000
 
     def measure(batch: int) -> float:
         order = BlockOrder(sizes, 8, 100)
-        began = time.process_time()
+        start = time.process_time()
         order.indices(3, batch)
-        return time.process_time() - began
+        return time.process_time() - start
 
-    near, far = (min(measure(batch) for _ in range(5)) for batch in (10, 1_000_000))
-    assert far < 5 * near + 0.01
+    early, late = (min(measure(batch) for _ in range(5)) for batch in (10, 1_000_000))
+    assert late < 5 * early + 0.01
 
 
 def test_folds_are_refused():

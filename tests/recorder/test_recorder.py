@@ -73,9 +73,16 @@ def run_loop(folder: Path, ends: str = "finished", after: int = 0) -> int:
     return subprocess.run([sys.executable, "loop.py", ends, str(after)], cwd=folder, timeout=PATIENCE).returncode
 
 
-def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(tmp_path: Path):
-    assert run_loop(tmp_path) == 0
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the loop to its end, and return its working directory."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run_loop(folder) == 0
+    return folder
+
+
+def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(whole: Path):
+    run = whole / "run"
     result = result_of(run)
     assert (result.status, result.batches, result.metrics) == ("FINISHED", 6, {"eval/accuracy": 0.75, "eval/loss": 0.5})
     assert (result.objective_name, result.objective, result.lower) == ("eval/accuracy", 0.75, ["eval/loss"])
@@ -84,7 +91,7 @@ def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(tmp_path: Pa
     assert record.config == {"seed": 0, "lr": 0.1, "model": {"bias": True}} and record.is_own
     assert record.environment["command"].endswith("loop.py finished 0")
     assert {name for name in record.code if not name.startswith("runner/")} == {"loop.py", "helper.py"}
-    store = tmp_path / "outputs" / "mlflow.db"
+    store = whole / "outputs" / "mlflow.db"
     losses = query(store, "SELECT step FROM metrics WHERE key = 'loss/train/total' ORDER BY step")
     assert losses == [(number,) for number in range(1, 7)]
     latest = dict(query(store, "SELECT key, value FROM latest_metrics WHERE key NOT LIKE 'system%'"))
@@ -94,11 +101,8 @@ def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(tmp_path: Pa
     assert len(read_digests(run)) == 6
 
 
-def test_a_killed_loop_goes_on_as_if_it_had_not_been_killed(tmp_path: Path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    assert run_loop(whole) == 0
+def test_a_killed_loop_goes_on_as_if_it_had_not_been_killed(whole: Path, tmp_path: Path):
+    killed = tmp_path
     assert run_loop(killed, "killed") == -signal.SIGKILL
     assert SavedFolder(killed / "run", read_result(killed / "run")).status == "cut off"
     assert run_loop(killed, after=3) == 0

@@ -119,7 +119,9 @@ def test_losses_in_file_order_equal_those_of_a_loaded_data_set(rows: dict[str, A
     assert all(torch.equal(torch.as_tensor(values[key]), torch.as_tensor(expected[key])) for key in expected)
 
 
-@pytest.mark.parametrize(("ranks", "num_workers"), [(1, 0), (1, 3), (2, 0), (2, 2), (3, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "num_workers"), [(1, 0), (1, 3), (2, 0), (2, 2), (3, 0), pytest.param(3, 2, marks=pytest.mark.slow)]
+)
 def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
     rows: dict[str, Any], ranks: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -288,7 +290,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
     return read_file(find_checkpoint(run), "model.pt")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_resumed_mid_epoch_has_the_same_bits(rows: dict[str, Any], run_app: Any, tmp_path: Path, ranks: int):
     # On two ranks, each has a file of its own: one is over long before the other.
     command = [*COMMAND, "data.data_files={train:[train-0.jsonl,train-1.jsonl],validation:eval.jsonl}"]
@@ -305,6 +307,7 @@ def test_a_run_resumed_mid_epoch_has_the_same_bits(rows: dict[str, Any], run_app
     assert all(torch.equal(resumed[key], weight) for key, weight in whole.items())
 
 
+@pytest.mark.slow
 def test_commands_on_a_stream(rows: dict[str, Any], run_here: Any, tmp_path: Path):
     command = [*COMMAND, "data.data_files={train:[train-0.jsonl,train-1.jsonl],validation:eval.jsonl}"]
     ended = run_here(*command, "+model.class_weights=balanced", code=2)

@@ -73,6 +73,7 @@ def test_rows_of_new_tokens_train_with_adapters_and_are_exported(run_here, tmp_p
     torch.testing.assert_close(theirs(input_ids=tokens).logits, ours(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[LORA], []], ids=["lora", "all"])
 def test_two_ranks_resume_new_tokens_to_the_bit(run_here, tmp_path: Path, words: list[str]):
     save_model(tmp_path / "llama", tied=True)

@@ -124,6 +124,7 @@ def test_number_names_and_balanced_weights_come_from_the_training_data(run_here:
     assert config.id2label == dict(enumerate(KINDS)) and config.label2id["good"] == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_and_microbatches_train_with_balanced_weights_as_one(run_app: Any, bert: Path, files: Path):
     exact = ["data.targets=kind", "model.class_weights=balanced", "data.batch_size=6", "optimizer=sgd"]
     exact.append("model.module.overrides={hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}")

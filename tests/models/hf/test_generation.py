@@ -309,6 +309,7 @@ def test_a_wrong_option_ends_the_command_with_its_key(run_here, models: Path, pa
     assert not (pairs / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_callback_generate_takes_the_name_of_a_tokenizer(models: Path):
     from runner.callbacks import Generate
 

@@ -50,6 +50,7 @@ NOT_FOLLOWED = {
     "mlflow:my_experiment": "tests/verbs/test_foreign_results.py",
     "predict latest --data new.csv": "tests/verbs/test_predict_new_rows.py",
     "pretrained=true": "needs a network",
+    "experiment=segmentation data.path=FOLDER": "tests/project/test_recipes.py",
     "experiment=instruction_lora": "tests/project/test_recipes.py",
     "model=dpo": "tests/models/test_preference.py",
     "model.module.name=gpt2": "needs a network",

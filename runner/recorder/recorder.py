@@ -137,13 +137,16 @@ class Recorder:
             RuntimeError: the recorder is closed.
         """
         if isinstance(loss, Tensor):
-            if loss.numel() != 1:
-                raise wrong_argument("loss", tuple(loss.shape), "a tensor of this shape; give one number, its mean")
             # A loss on a device is read later. It is copied, because a CUDA graph writes each loss to the same memory.
-            self._losses.append(loss.item() if loss.is_cpu else loss.detach().reshape(()).clone())
+            try:
+                self._losses.append(loss.item() if loss.is_cpu else loss.detach().reshape(()).clone())
+            except RuntimeError:
+                reason = "a tensor of this shape; give one number, its mean"
+                refuse_if(loss.numel() != 1, "loss", tuple(loss.shape), reason)
+                raise
         else:
             self._losses.append(float(loss))
-        if metrics or self._watched is not None or time.perf_counter() > self._due:
+        if metrics or time.perf_counter() > self._due:
             self._pass_on()
             if metrics:
                 self._logger.log_metrics(metrics)
@@ -189,6 +192,7 @@ class Recorder:
         """
         check_whole("interval", interval, 1, "a number of batches")
         self._watched = Watched(interval, self._state)
+        self._due = 0.0
         self._state.watch(model, optimizer, scheduler, scaler)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -280,7 +284,8 @@ class Recorder:
             self._state.timestamp = self._state.timestamp.to_next_batch()
             self._logger.log_uncopied({"loss/train/total": loss})
             self._last_loss = loss
-        self._due = time.perf_counter() + INTERVAL
+        if self._watched is None:  # otherwise each batch is passed on, since it may be time for digests
+            self._due = time.perf_counter() + INTERVAL
 
     def _write_digests(self, watched: Watched, loss: Tensor | float, batch: Any) -> None:
         entry = watched.digests(loss, batch)

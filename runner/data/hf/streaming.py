@@ -27,7 +27,7 @@ from runner.libraries.hugging_face import import_hf
 
 log = logging.getLogger("runner")
 
-SHOWN = 100  # rows read ahead, to infer the types of the columns
+READ_AHEAD = 100  # rows read ahead, to infer the types of the columns
 
 
 class _Mark(Enum):
@@ -57,9 +57,9 @@ def open_stream(source: Source, key: str, split: str) -> Stream:
     rows = load_split(source, key, split, streaming=True)
     with explained(source, key, split):
         if rows.features is None:
-            rows = rows.cast(datasets.Dataset.from_list([*rows.take(SHOWN)]).features)
+            rows = rows.cast(datasets.Dataset.from_list([*rows.take(READ_AHEAD)]).features)
         rows = undecoded(rows)
-        first = datasets.Dataset.from_list([*rows.take(SHOWN)], features=rows.features)
+        first = datasets.Dataset.from_list([*rows.take(READ_AHEAD)], features=rows.features)
     refuse_if(not len(first), key, split, "has no rows")
     return Stream(rows, first, partial(explained, source, key, split))
 
@@ -244,6 +244,9 @@ class StreamLoader:
     def _read(self, transforms: bool) -> Iterator[Any]:
         epoch, first = self._next
         self._next = (epoch + 1, 0)
+        return self._batches(epoch, first, transforms)
+
+    def _batches(self, epoch: int, first: int, transforms: bool) -> Iterator[Any]:
         self._keys.skipped = first
         self._keys.is_over = False
         self.last = None

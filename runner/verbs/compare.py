@@ -90,8 +90,8 @@ def difference(a: Path, b: Path) -> Difference:
     metrics: dict[str, tuple[float | None, float | None]] = {}
     if last[0] == last[1] and all(run is not None and run.status in ("FINISHED", "DIVERGED") for run in results):
         first, second = (run.metrics for run in results if run is not None)
-        is_own_loop = any(Record(run).verb == OWN_LOOP for run in (a, b))  # it may have no evaluation
-        shared = first.keys() & second.keys() if is_own_loop else first.keys() | second.keys()
+        # A recorded loop may have no evaluation.
+        shared = first.keys() & second.keys() if _is_own_loop(a) or _is_own_loop(b) else first.keys() | second.keys()
         names = [name for name in {**first, **second} if name in shared - {TIME}]
         pairs = {name: (first.get(name), second.get(name)) for name in names}
         # Compared as text, so that NaN equals NaN.
@@ -132,7 +132,8 @@ def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bo
     names = [printable(name) for name in short_names(folders)]
     digested = [number for number, folder in enumerate(folders) if _has_digests(folder)]
     if len(digested) < 2:
-        return [("none to compare", "+callbacks=state_digest writes them, to find the batch where runs diverge")], True
+        writer = "recorder.watch" if any(_is_own_loop(folder) for folder in folders) else "+callbacks=state_digest"
+        return [("none to compare", f"{writer} writes them, to find the batch where runs diverge")], True
     rows = []
     agree = True
     first = folders[digested[0]]
@@ -169,6 +170,10 @@ def _about_samples(comparison: Difference, a: Path, b: Path) -> str:
     if not all("samples" in line for run in (a, b) for line in read_digests(run)[:1]):
         return ""
     return "" if first_difference(a, b, ["samples"]).batch is not None else "; samples are the same in all batches"
+
+
+def _is_own_loop(folder: Path) -> bool:
+    return Record(folder).verb == OWN_LOOP
 
 
 def _has_digests(folder: Path) -> bool:

@@ -74,21 +74,25 @@ def digest_tensors(state: State) -> dict[str, dict[str, Any]]:
     wrapper = _shared_prefix([*weights])
 
     def short(named: Mapping[str, Any]) -> dict[str, str]:
-        return {name.removeprefix(wrapper): digest(value)[:8] for name, value in named.items()}
+        return {name: digest(value)[:8] for name, value in named.items()}
+
+    def bare(named: Mapping[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix(wrapper): value for name, value in named.items()}
 
     names = {weight: name.removeprefix(wrapper) for name, weight in weights.items()}
-    settings: dict[str, Any] = {}
+    optimized: dict[str, str] = {}
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
-            shown = {key: value for key, value in group.items() if key not in IMPLEMENTATION}
+            settings = {key: value for key, value in group.items() if key not in IMPLEMENTATION}
+            of_group = short({key: value for key, value in settings.items() if _has_digest(value)})
             for weight in group["params"]:
                 name = names.get(weight, "unknown")
-                settings |= {f"{name}/{key}": value for key, value in optimizer.state.get(weight, {}).items()}
-                settings |= {f"{name}/{key}": value for key, value in shown.items()}
+                values = {key: value for key, value in optimizer.state.get(weight, {}).items() if _has_digest(value)}
+                optimized |= {f"{name}/{key}": value for key, value in (short(values) | of_group).items()}
     return {
-        "gradients": short({name: weight.grad for name, weight in weights.items()}),
-        "weights": short(state.unwrapped_model.state_dict(keep_vars=True)),
-        "optimizer": {name: digest(value)[:8] for name, value in settings.items() if _has_digest(value)},
+        "gradients": short(bare({name: weight.grad for name, weight in weights.items()})),
+        "weights": short(bare(state.unwrapped_model.state_dict(keep_vars=True))),
+        "optimizer": optimized,
     }
 
 

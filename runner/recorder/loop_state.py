@@ -33,34 +33,23 @@ class LoopState:
         self.error: BaseException | None = None
         self.batch: Any = None
         self.total_loss = torch.zeros(())
+        self.digest_interval = 0  # batches between two digests; 0 for none
 
-    def watch(self, model: nn.Module, optimizer: Any, scheduler: Any, scaler: Any) -> None:
-        """Set what is digested."""
+    def watch(self, model: nn.Module, optimizer: Any, scheduler: Any, scaler: Any, interval: int) -> None:
+        """Set what is digested, and how often."""
+        self.digest_interval = interval
         self.unwrapped_model = model
         self.optimizers = [] if optimizer is None else [optimizer]
         self.schedulers = [] if scheduler is None else [scheduler]
         self.scaler = scaler
         self.device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
-
-class Watched:
-    """Makes the lines of `digests.jsonl` of a recorded loop.
-
-    Args:
-        interval: batches between two lines.
-        state: the loop's state.
-    """
-
-    def __init__(self, interval: int, state: LoopState) -> None:
-        self.interval = interval
-        self._state = state
-
     def digests(self, loss: Tensor | float, batch: Any) -> dict[str, Any]:
-        """Return the line for the batch that was just trained. All ranks if the model is sharded."""
-        state: Any = self._state
-        state.batch = batch
-        state.total_loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
+        """Return the line of `digests.jsonl` for the batch that was just trained. All ranks if the model is sharded."""
+        state: Any = self
+        self.batch = batch
+        self.total_loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
         unknown = {"algorithms"} if batch is not None else {"algorithms", "content"}
         known = {name: part for name, part in digest_state(state).items() if name not in unknown}
         named = {"tensors": digest_tensors(state), "values": measure_state(state)}
-        return {"batch": state.timestamp.batch, LOOP: "own", **known, **named}
+        return {"batch": self.timestamp.batch, LOOP: "own", **known, **named}

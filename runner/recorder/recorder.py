@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import sys
@@ -26,7 +27,7 @@ from runner.failures.errors import Diverged, wrong_argument
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.values import LocalPath
-from runner.recorder.loop_state import LoopState, Watched
+from runner.recorder.loop_state import LoopState
 from runner.records.folder import check_unused, make_run_folder, owned
 from runner.records.listing import OUTPUTS
 from runner.records.record import FROM_BATCH, FROM_CHECKPOINT, OWN_LOOP, RUN_NAME, VERB, Record
@@ -38,6 +39,8 @@ from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 from runner.training.metric_choice import metrics_named
 from runner.training.metric_direction import sounds_like_loss
+
+log = logging.getLogger("runner")
 
 INTERVAL = 0.25  # seconds after which a fast loop passes its losses to the logger
 _made = 0  # recorders that this process has made
@@ -100,7 +103,6 @@ class Recorder:
         self._state = LoopState(config=to_plain(config or {}), after_batch=after_batch)
         self._objective = objective
         self._metrics: dict[str, Tensor | float] = {}
-        self._watched: Watched | None = None
         self._losses: list[Tensor | float] = []  # of the latest batches, not yet passed to the logger
         self._last_loss: Tensor | float = 0.0
         self._due = 0.0  # when to pass the losses to the logger
@@ -150,8 +152,9 @@ class Recorder:
             self._pass_on()
             if metrics:
                 self._logger.log_metrics(metrics)
-            if self._watched is not None and self._state.timestamp.batch % self._watched.interval == 0:
-                self._write_digests(self._watched, loss, batch)
+            interval = self._state.digest_interval
+            if interval and self._state.timestamp.batch % interval == 0:
+                self._write_digests(loss, batch)
 
     def log(self, metrics: Mapping[str, Tensor | float]) -> None:
         """Log results at the current batch, such as `{"eval/accuracy": 0.9, "eval/loss": 0.3}`.
@@ -191,9 +194,8 @@ class Recorder:
             interval: batches between two digests.
         """
         check_whole("interval", interval, 1, "a number of batches")
-        self._watched = Watched(interval, self._state)
         self._due = 0.0
-        self._state.watch(model, optimizer, scheduler, scaler)
+        self._state.watch(model, optimizer, scheduler, scaler, interval)
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run, with the error that stopped it, if any, and wait until MLflow has its values."""
@@ -284,13 +286,19 @@ class Recorder:
             self._state.timestamp = self._state.timestamp.to_next_batch()
             self._logger.log_uncopied({"loss/train/total": loss})
             self._last_loss = loss
-        if self._watched is None:  # otherwise each batch is passed on, since it may be time for digests
+        if not self._state.digest_interval:  # otherwise each batch is passed on, since it may be time for digests
             self._due = time.perf_counter() + INTERVAL
 
-    def _write_digests(self, watched: Watched, loss: Tensor | float, batch: Any) -> None:
-        entry = watched.digests(loss, batch)
-        if self.folder is not None:
+    def _write_digests(self, loss: Tensor | float, batch: Any) -> None:
+        """Write a line of digests; if the disk refuses it, warn, and write no more."""
+        entry = self._state.digests(loss, batch)  # all ranks gather what is sharded
+        if self.folder is None:
+            return
+        try:
             append_digests(self.folder / DIGESTS, entry)
+        except OSError as error:
+            log.warning("digests cannot be written to %s (%s): the loop continues without them", self.folder, error)
+            self._state.digest_interval = 0
 
     def _measure(self) -> None:
         """Fill in the result: last metrics, objective, batches and seconds. Waits for the device."""

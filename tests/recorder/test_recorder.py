@@ -306,3 +306,21 @@ def test_a_recorder_that_cannot_begin_unlocks_its_folder(tmp_path: Path):
         except ValueError as error:
             assert "no connection" in str(error)
         assert result_of(tmp_path / "run").status == status
+
+
+def test_a_disk_that_refuses_digests_does_not_stop_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with make(tmp_path / "run") as recorder:
+        recorder.watch(nn.Linear(2, 1))
+        (tmp_path / "run" / "digests.jsonl").mkdir()
+        for _ in range(2):
+            recorder.batch(1.0)
+        (tmp_path / "run" / "digests.jsonl").rmdir()
+    assert result_of(tmp_path / "run").batches == 2
+    assert len([record for record in caplog.records if "digests cannot be written" in record.message]) == 1
+
+
+def test_compare_says_how_a_loop_writes_digests(tmp_path: Path, run_here: Any):
+    for name in ("a", "b"):
+        with make(tmp_path / name) as recorder:
+            recorder.batch(1.0)
+    assert "recorder.watch writes them" in run_here("compare", "a", "b", code=0).out

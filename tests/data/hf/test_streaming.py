@@ -94,6 +94,15 @@ def test_batches_in_file_order_equal_those_of_a_loaded_data_set(
             assert_same([*streaming], [*loader])
 
 
+def test_seek_does_not_move_an_iterator_that_exists(rows: dict[str, Any]):
+    train = stream(**rows, inputs="x", targets="n", shuffle_buffer=0)[0]
+    expected = [*train]
+    train.seek(1)
+    iterator = iter(train)
+    train.seek(1, 2)
+    assert_same([*iterator], expected)
+
+
 def test_losses_in_file_order_equal_those_of_a_loaded_data_set(rows: dict[str, Any]):
     def losses(loaders: Any) -> dict[str, Any]:
         torch.manual_seed(0)

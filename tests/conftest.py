@@ -40,7 +40,7 @@ pytest_plugins = ["summary"]
 
 from forked_writer import fork_writers  # noqa: E402
 from made_once import parse_once  # noqa: E402
-from python_process import PATIENCE, Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
+from python_process import EXTRAS, PATIENCE, Finished, describe, find_free_port, run_processes, run_python, start_python  # noqa: E402
 from shares import deal  # noqa: E402
 from stores import query  # noqa: E402
 
@@ -214,6 +214,12 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
         return finished
 
     return run
+
+
+@pytest.fixture
+def extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the processes of the test from one that has imported transformers, datasets, peft and torchvision."""
+    monkeypatch.setenv(EXTRAS, "1")
 
 
 class Ended(NamedTuple):

@@ -22,6 +22,8 @@ from runner.models.preference import PreferenceModel
 
 transformers: Any = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "dog", "sleeps"]
 LORA = {"r": 2, "target_modules": "all-linear", "lora_dropout": 0.5}
 CONTEXT = 64

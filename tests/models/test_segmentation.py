@@ -19,6 +19,8 @@ from runner.data.images.masks import load_image_masks
 from runner.models.segmentation import SegmentationModel
 
 pytest.importorskip("torchvision")
+
+pytestmark = pytest.mark.usefixtures("extras")
 CONFIG = """
 _target_: runner.models.segmentation.SegmentationModel
 num_classes: null

@@ -71,7 +71,20 @@ PRELOADED = (
 )
 """What commands and ranks import sooner or later, besides the callbacks and algorithms."""
 READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
-"""Packages that read the environment when they are imported, so they must not be imported here."""
+"""Packages that read the environment when they are imported: not for processes that set its variables."""
+EXTRAS = (
+    "torchvision.transforms.v2",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "datasets",
+    "peft",
+)
+"""What models, texts and images need of optional libraries."""
 TOO_QUICK = "submitit.local._local"
 """A program that must take longer to start than its parent takes to make its folder."""
 MAX_PASSED = 32  # file descriptors of a process
@@ -80,11 +93,11 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STREAMS = (0, 1, 2)
 
 
-def preload() -> None:
-    """Import everything that processes of tests import."""
-    from runner.libraries.torchmetrics import import_torchmetrics
+def preload(extras: bool) -> None:
+    """Import everything that processes of tests import, and optional libraries if `extras` is set."""
+    from runner.libraries.targets import prepare_import
 
-    import_torchmetrics()
+    prepare_import("torchmetrics")
     for package in ("runner.callbacks", "runner.algorithms"):
         module = importlib.import_module(package)
         for name in module.__all__:
@@ -101,6 +114,10 @@ def preload() -> None:
     warm_up_hydra()
     loaded = [name for name in READS_ENVIRONMENT if name in sys.modules]
     assert not loaded, f"{loaded} read the environment when they are imported: not here"
+    if extras:
+        for name in EXTRAS:
+            prepare_import(name)
+            importlib.import_module(name)
     threads = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()} - {OF_ARROW}
     assert len(threads) == 1, f"a process with threads is not to be forked: {threads}"
     gc.collect()
@@ -205,6 +222,8 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
+    if "datasets" in sys.modules and "HF_DATASETS_CACHE" in os.environ:  # the one variable of them that tests set
+        sys.modules["datasets.config"].HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
     if job["session"]:
         os.setsid()
     elif job["group"] is not None:
@@ -397,7 +416,7 @@ if __name__ == "__main__":
     of_environment = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     BASE = [entry for entry in sys.path if entry not in of_environment]
     with socket.socket(fileno=int(sys.argv[1])) as waiting:
-        preload()
+        preload(extras="--extras" in sys.argv)
         serve(waiting)
 else:
     BASE = []

@@ -31,6 +31,9 @@ PATIENCE = 600.0
 GRACE = 30.0  # seconds that processes have to notice that another has failed
 PORTS = range(15_000, 32_000)  # below the ports of outgoing connections, which begin at 32768 on Linux
 
+EXTRAS = "TESTS_EXTRAS"
+"""Environment variable: if set, processes are forked from one that has imported transformers and its like too."""
+
 Finished = subprocess.CompletedProcess[str]
 
 
@@ -80,7 +83,7 @@ class PythonProcess:
             streams = []
             for name, given in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
                 streams.append(self._open(name, given, streams, stack))
-            socket.send_fds(_requests(), [b"fork"], [theirs.fileno(), *streams])
+            socket.send_fds(_requests(EXTRAS in job["env"]), [b"fork"], [theirs.fileno(), *streams])
         self._channel.sendall(json.dumps(job).encode() + b"\n")
         self._heard = b""
         self.pid = self._hear(PATIENCE)
@@ -177,14 +180,19 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 
 
 class _Server:
-    """A connection to the fork server. All pytest processes of a run share one server; the first to ask starts it."""
+    """A connection to a fork server. All pytest processes of a run share it; the first to ask starts it.
 
-    def __init__(self) -> None:
+    Args:
+        extras: whether it has imported optional libraries too, which takes a process four seconds.
+    """
+
+    def __init__(self, extras: bool) -> None:
+        self._options = ["--extras"] if extras else []
         self._process: subprocess.Popen[bytes] | None = None
         self._files: list[Path] = []
         self.requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        address = str(TEMPORARY / f"tests-{run}")
+        address = str(TEMPORARY / "".join(["tests-", run, *self._options]))
         with FileLock(f"{address}.lock"):
             try:
                 self.requests.connect(address)
@@ -198,7 +206,7 @@ class _Server:
             listener.bind(address)
             listener.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", SERVER, str(listener.fileno())],
+                [sys.executable, "-P", SERVER, str(listener.fileno()), *self._options],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
@@ -214,25 +222,23 @@ class _Server:
                 file.unlink(missing_ok=True)
 
 
-_server: _Server | None = None
-_starting = threading.Lock()  # a second server would end with the processes that it has forked
+_servers: dict[bool, _Server] = {}
+_starting = threading.Lock()  # a second server of a kind would end with the processes that it has forked
 
 
-def _requests() -> socket.socket:
+def _requests(extras: bool) -> socket.socket:
     """Return the socket that takes requests, after starting the server if need be."""
-    global _server
     with _starting:
-        _server = _server or _Server()
-    return _server.requests
+        if extras not in _servers:
+            _servers[extras] = _Server(extras)
+    return _servers[extras].requests
 
 
 @atexit.register
-def end_server() -> None:
-    """Disconnect from the fork server, which kills the processes that it forked for this one."""
-    global _server
-    if _server is not None:
-        _server.end()
-        _server = None
+def end_servers() -> None:
+    """Disconnect from the fork servers, which kill the processes that they forked for this one."""
+    while _servers:
+        _servers.popitem()[1].end()
 
 
 def start_python(

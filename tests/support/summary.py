@@ -7,7 +7,7 @@ import time
 
 import pytest
 from forked_writer import end_writers
-from python_process import end_server
+from python_process import end_servers
 
 FIRST_TIER = "not slow"  # what `make test` selects
 MOST = 600.0  # seconds of wall time for the first tier; it is to take eight minutes on two cores
@@ -23,7 +23,7 @@ class Summary:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Ends forked processes so that their time is counted, and reports the total of this process to xdist."""
         end_writers()
-        end_server()
+        end_servers()
         used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         own = sum(one.ru_utime + one.ru_stime for one in used)
         if hasattr(session.config, "workeroutput"):

@@ -17,6 +17,8 @@ from runner.models.hf.saving import save_pretrained
 
 transformers: Any = pytest.importorskip("transformers")
 Image: Any = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.usefixtures("extras")
 KINDS = ("bad", "fine", "good")
 TEXTS = [" ".join([*WORDS[number : number + 1 + number % 4], 'ÜÄ, "x"']) for number in range(11)]
 QUIET = ("data.num_workers=0", "algorithms=none", "optimizer=adamw", "scheduler=none", "callbacks=[checkpoint_saver]")

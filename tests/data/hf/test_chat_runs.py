@@ -14,6 +14,8 @@ from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
 from runner.data.hf.chat import load_chat
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "dog", "sleeps"]
 
 

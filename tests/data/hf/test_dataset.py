@@ -15,6 +15,8 @@ from runner.data.folds import Folds
 from runner.data.hf.dataset import load_hf_dataset
 from runner.data.images.imagefolder import MEAN, STD, normalized
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0, "cache": None}
 DEFAULTS = {key: parameter.default for key, parameter in inspect.signature(load_hf_dataset).parameters.items()}
 

@@ -17,6 +17,8 @@ from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
 from runner.data.hf.dataset import load_hf_dataset
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 SIZES = {"batch_size": 12, "eval_batch_size": 12, "num_workers": 0, "cache": None, "context": 16}
 COUNTS = (40, 13, 29, 25)
 """Rows of the files to train on."""

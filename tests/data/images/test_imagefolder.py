@@ -15,6 +15,8 @@ from runner.data.images.imagefolder import MEAN, STD, load_imagefolder
 from runner.libraries.torchvision import import_torchvision
 from runner.models import torchvision_model
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 COLORS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 
 

@@ -11,6 +11,8 @@ from main_runs import run_folders
 from tiers import fast
 from tiny_tokenizer import TEXT, make_tokenizer
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 DATA = {
     "text_files": ("data=text_files", "data.path=texts"),
     "hf_dataset": (

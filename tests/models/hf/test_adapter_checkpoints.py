@@ -22,6 +22,8 @@ from runner.training.trainer import Trainer
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 LORA = {"r": 2, "lora_dropout": 0.1}
 
 
@@ -84,11 +86,12 @@ def test_a_checkpoint_holds_adapters_alone_and_resumes_to_the_bit(run_here, llam
         ),
     ],
 )
-def test_two_ranks_resume_to_the_bit(run_here, llama: Path, layout: tuple[str, ...]):
+def test_two_ranks_resume_to_the_bit(run_app, monkeypatch, tmp_path: Path, llama: Path, layout: tuple[str, ...]):
+    monkeypatch.chdir(tmp_path)
     two = ["launch.nproc_per_node=2", *layout]
-    run_here(*command(*two), code=0)
-    run_here(*command(*two, folder="cut", duration="2ba"), code=0)
-    run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
+    run_app(*command(*two))
+    run_app(*command(*two, folder="cut", duration="2ba"))
+    run_app("resume", "cut", "trainer.max_duration=4ba")
     assert_equal("run", "cut")
     recorded = json.loads((find_checkpoint("run") / "base.json").read_text())
     assert recorded["module"]["digest"] == bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest
@@ -212,10 +215,10 @@ def test_a_base_is_hashed_once_for_each_machine(llama: Path, monkeypatch: pytest
     assert bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest == ""
 
 
-def test_two_ranks_refuse_another_base(run_here, llama: Path):
-    run_here(*command(), code=0)
+def test_two_ranks_refuse_another_base(run_app, llama: Path):
+    run_app(*command())
     save_llama(llama, seed=2)
-    wrong = run_here("eval", "run", "launch.nproc_per_node=2", code=2).err
+    wrong = run_app("eval", "run", "launch.nproc_per_node=2", exit_code=2).stderr
     assert wrong.count("holds only what was trained on the base") == 1
 
 

@@ -16,6 +16,8 @@ from tests.support.tiny_tokenizer import make_tokenizer
 
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
+
+pytestmark = pytest.mark.usefixtures("extras")
 TOOLS = ["<tool>", "</tool>"]
 
 
@@ -75,15 +77,16 @@ def test_rows_of_new_tokens_train_with_adapters_and_are_exported(run_here, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[LORA], []], ids=["lora", "all"])
-def test_two_ranks_resume_new_tokens_to_the_bit(run_here, tmp_path: Path, words: list[str]):
+def test_two_ranks_resume_new_tokens_to_the_bit(run_app, monkeypatch, tmp_path: Path, words: list[str]):
+    monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "llama", tied=True)
     two = ["launch.nproc_per_node=2", *words]
-    run_here(*command(*two), code=0)
-    run_here(*command(*two, folder="cut", duration="2ba"), code=0)
-    run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
+    run_app(*command(*two))
+    run_app(*command(*two, folder="cut", duration="2ba"))
+    run_app("resume", "cut", "trainer.max_duration=4ba")
     first, second = (read_file(find_checkpoint(run), "model.pt") for run in ("run", "cut"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    run_here("eval", "run", code=0)
+    run_app("eval", "run")
 
 
 def test_new_rows_start_as_drawn_and_old_rows_stay_with_adapters(tmp_path: Path):

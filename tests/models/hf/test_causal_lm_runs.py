@@ -18,6 +18,8 @@ from runner.models.hf.saving import save_pretrained
 
 transformers: Any = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 NO_DROPOUT = "model.module.overrides={attn_pdrop: 0.0, resid_pdrop: 0.0, embd_pdrop: 0.0}"
 
 

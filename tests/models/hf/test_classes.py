@@ -20,6 +20,8 @@ from runner.models.hf.network import HFNetwork
 from runner.models.hf.saving import save_pretrained
 
 transformers: Any = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("extras")
 KINDS = ("bad", "fine", "good")
 
 

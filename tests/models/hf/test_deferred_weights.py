@@ -25,6 +25,8 @@ from runner.models.hf.causal_lm import HFCausalLM
 prepare_import("transformers")
 transformers: Any = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("extras")
+
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 CONFIGS = {
     "gpt2": ("GPT2Config", {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}),  # the head is tied
@@ -167,7 +169,7 @@ def test_a_rank_holds_its_shard_and_one_weight_at_most(run_ranks: Any, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_sharded_run_of_the_command_line_equals_one_that_loads_everything(run_here: Any, tmp_path: Path):
+def test_a_sharded_run_of_the_command_line_equals_one_that_loads_everything(run_app: Any, tmp_path: Path):
     from runner.checkpoints.files import find_checkpoint
     from runner.checkpoints.snapshot import read_file
 
@@ -178,12 +180,12 @@ def test_a_sharded_run_of_the_command_line_equals_one_that_loads_everything(run_
     run += ["model.module.overrides={attn_pdrop: 0.0, resid_pdrop: 0.0, embd_pdrop: 0.0}", "data.batch_size=8"]
     run += ["algorithms=none", "callbacks=checkpoint_saver", "trainer.max_duration=3ba", "trainer.eval_interval=0"]
     run += ["launch.nproc_per_node=2"]
-    run_here(*run, "hydra.run.dir=whole", code=0)
-    run_here(*run, "trainer.parallel=fsdp", "init_weights=by_name", "hydra.run.dir=parts", code=0)
+    run_app(*run, "hydra.run.dir=whole")
+    run_app(*run, "trainer.parallel=fsdp", "init_weights=by_name", "hydra.run.dir=parts")
     one, other = (read_file(find_checkpoint(tmp_path / name), "model.pt") for name in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
-    run_here("check", *run, "trainer.parallel=fsdp", "init_weights=by_name", code=0)
+    run_app("check", *run, "trainer.parallel=fsdp", "init_weights=by_name")
     (tmp_path / "gpt2" / "model.safetensors").unlink()
-    wrong = run_here(*run, "trainer.parallel=fsdp", "init_weights=by_name", "hydra.run.dir=wrong", code=2).err
+    wrong = run_app(*run, "trainer.parallel=fsdp", "init_weights=by_name", "hydra.run.dir=wrong", exit_code=2).stderr
     assert "has no model.safetensors" in wrong and "Traceback" not in wrong

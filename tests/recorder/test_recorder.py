@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from python_process import PATIENCE
+from python_process import run_python
 from stores import query
 from torch import nn
 
@@ -70,7 +68,7 @@ def result_of(folder: Path) -> Result:
 def run_loop(folder: Path, ends: str = "finished", after: int = 0) -> int:
     (folder / "loop.py").write_text(LOOP)
     (folder / "helper.py").write_text("VALUE = 1\n")
-    return subprocess.run([sys.executable, "loop.py", ends, str(after)], cwd=folder, timeout=PATIENCE).returncode
+    return run_python(["loop.py", ends, str(after)], cwd=folder).returncode
 
 
 @pytest.fixture(scope="module")

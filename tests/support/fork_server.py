@@ -25,7 +25,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import types
 import warnings
 from collections.abc import Mapping, Sequence
@@ -248,12 +247,19 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
         if isinstance(exit.code, str):
             print(exit.code, file=sys.stderr)
     except KeyboardInterrupt:
-        traceback.print_exc()
+        report_exception()
         code = -signal.SIGINT
     except BaseException:
-        traceback.print_exc()
+        report_exception()
     finally:
         leave(code)
+
+
+def report_exception() -> None:
+    """Do what an interpreter does with an exception that nothing catches."""
+    exception: Any = sys.exc_info()
+    sys.last_type, sys.last_value, sys.last_traceback = exception
+    sys.excepthook(*exception)
 
 
 def _moved(descriptor: int) -> int:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 KEPT = ("loss/", "metrics/")
 RATES = "lr-"
-MIN_BATCHES = 6  # of a run with a picture; fewer take longer to draw than to train
+MIN_BATCHES = 10  # of a run with a picture; fewer take longer to draw than to train
 
 
 class LearningCurves(LoggerDestination):
     """Draws losses, metrics and learning rates at FIT_END.
 
     The picture is written to the run's folder with its points, `learning_curves.csv`, from which a sweep draws its
-    report. It is logged as an artifact in the folder 'plots', and shown in a notebook; a run of fewer than six batches
+    report. It is logged as an artifact in the folder 'plots', and shown in a notebook; a run of fewer than ten batches
     has only the points. Only curves that fit in the picture are kept, each with a bounded number of points that are
     means over equally many neighbors, so memory and checkpoints stay small; a resumed run draws the curves from the
     beginning. The losses of single batches are drawn faintly behind their moving mean. Learning rates need no other

@@ -62,6 +62,7 @@ def test_resume(check_resume):
     check_resume(lambda: [BatchSizeWarmup(duration=1.0)])
 
 
+@pytest.mark.slow
 def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
     def program():
         import torch

@@ -167,6 +167,7 @@ def test_another_interval_is_refused_on_resume(make_trainer, tmp_path: Path):
         make_trainer(SpikeGuard(interval=8), resume_path=tmp_path / "checkpoint")
 
 
+@pytest.mark.slow
 def test_a_spike_on_one_rank_rolls_back_all_ranks(run_ranks, tmp_path: Path):
     """Only the gradient shows a spike of rank 1; after a resume the ranks still agree."""
 

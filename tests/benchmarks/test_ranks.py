@@ -9,7 +9,8 @@ import torch
 from benchmark_modules import FOLDER, load
 
 
-@pytest.mark.parametrize("name", ["digits", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "gpt"])
 def test_both_sides_have_the_same_weights_losses_and_outputs(name: str, run_ranks, tmp_path: Path):
     run_ranks(
         f"""

@@ -136,6 +136,7 @@ def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any
     assert {"mlperf", "wandb", "model.pt2", "learning_curves.png", "event_trace", "torch_profiler"} <= in_folder
 
 
+@pytest.mark.slow
 def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app: Any):
     metric = "callbacks.mlperf_callback.metric_name=BitsPerByte"
     tiny = ("model.module.d_model=16", "model.module.n_layers=1", "model.module.context=32", "data.context=32")

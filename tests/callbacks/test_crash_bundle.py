@@ -28,7 +28,7 @@ FUNCTIONS = (
     *("forward", "loss", "metric", "forward_hook", "backward_hook", "algorithm", "optimizer", "schedule"),
     *("transform", "getitem", "collate", "state_dict"),
 )
-QUICK = ("after_forward", "batch_end", "epoch_checkpoint", "fit_end", "eval_end", "init", "loss", "getitem")
+QUICK = ("after_forward", "epoch_checkpoint", "init", "getitem")
 OWN = '''
 """Code of a user."""
 from functools import partial
@@ -177,7 +177,7 @@ def fails_twice(place: str, folder: Path, run_app: Any, *arguments: str) -> dict
 @pytest.mark.parametrize("place", QUICK)
 def test_a_failure_fails_again_elsewhere(place: str, tmp_path: Path, run_app: Any):
     facts = fails_twice(place, tmp_path, run_app)
-    known = {"init": 1, "getitem": 4, "eval_end": 13, "epoch_checkpoint": 13, "fit_end": 19}
+    known = {"init": 1, "getitem": 4, "epoch_checkpoint": 13}
     assert facts["batch"] == known.get(place, 8)
 
 
@@ -239,6 +239,7 @@ def test_a_run_whose_bug_is_fixed_does_not_fail(crashed: Path, tmp_path: Path, r
     assert {"config.yaml", "crash.json", "code/own.py", "batch.safetensors", "signature"} <= {*names} and not secrets
 
 
+@pytest.mark.slow
 def test_two_ranks_fail_again_on_two(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(
         f"PLACE = 'after_forward'\nEVENTS = []\n{OWN}\n"

@@ -136,7 +136,8 @@ def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> N
 
 def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path: Path) -> None:
     typed = {"trainer.grad_accum": "1", "callbacks.checkpoint_saver.keep": "3"}  # which equal the defaults
-    run_app(*main_runs.SHORT, "-m", "seed=0,1", "optimizer.lr=0.05", *(f"{key}={typed[key]}" for key in typed))
+    swept = ("-m", "seed=0,1", "optimizer.lr=0.05", "trainer.max_duration=10ba")
+    run_app(*main_runs.SHORT, *swept, *(f"{key}={typed[key]}" for key in typed))
     params = dict(main_runs.query(tmp_path, "select key, value from params order by length(value) desc"))
     assert params | {"model": "mlp", "data": "digits", "optimizer": "sgd"} | typed == params
     assert not {"launch", "trainer", "init_weights", "algorithms.label_smoothing.target_key"} & {*params}

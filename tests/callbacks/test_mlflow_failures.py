@@ -78,6 +78,7 @@ def test_the_wait_at_the_end_is_bounded(
     kill_writer()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         for _ in range(2):  # the second session does not wait for what the first one sends

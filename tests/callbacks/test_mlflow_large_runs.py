@@ -106,6 +106,7 @@ def test_choice_of_values_is_the_same_for_any_sender() -> None:
     assert 100 < sum(len(entry["m"]) for entry in chosen) < 5 * 30 + 8 + 1
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_fewer_values_than_are_logged_is_named_during_training(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

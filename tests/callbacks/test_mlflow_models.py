@@ -81,6 +81,7 @@ def load(folder: Path, inputs: Tensor, uri: str) -> tuple[Tensor, Any]:
     return torch.from_numpy(np.load(folder / "outputs.npy")), json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_process_without_the_runner_loads_the_model(folder: Path) -> None:
     mlflow = MLflowLogger(log_model="last", register_model="toy")
     network = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 2))

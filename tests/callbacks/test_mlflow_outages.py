@@ -215,7 +215,7 @@ def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
 ) -> None:
     with Proxy(store.server, "no files") as proxy:
         env = {"MLFLOW_TRACKING_URI": proxy.uri, "MLFLOW_EXPERIMENT_NAME": store.experiment}
-        done = run_app(*TINY, "trainer.max_duration=2ep", env=env)
+        done = run_app(*TINY, "trainer.max_duration=4ep", env=env)
         [folder] = run_folders(tmp_path)
         assert "WARNING: MLflow: files: " in done.stderr
         assert store.points() == logged(folder) and store.statuses() == ["FINISHED"]

@@ -175,6 +175,7 @@ def test_mlflow_is_imported_only_when_its_environment_is_set() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_a_runner_file_of_the_user_is_not_the_writers(folder: Path) -> None:
     (folder / "runner.py").write_text("raise RuntimeError('the wrong package')")
     finish_child(start_child("r", real=True), 0)

@@ -44,6 +44,7 @@ def test_a_key_is_what_its_parameter_declares(key: str, arguments: list[str], ex
 SHIPPED = [choice for choice in choices() if choice.package and choice.file.is_relative_to(CONF)]
 
 
+@pytest.mark.slow
 def test_source_and_import_agree_about_every_shipped_choice():
     """A check of someone else's run imports a target, completion only reads its source: both see the same."""
     declared = 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from python_process import PATIENCE
+from tiers import fast
 from torch.utils.data import Dataset
 
 from runner.data import DatasetLoader
@@ -86,7 +87,7 @@ def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [0, 7])
+@pytest.mark.parametrize("number", fast([0, 7], 0))
 def test_the_next_batch_of_a_dead_worker_is_an_error_and_later_batches_can_be_read(context, number):
     loader = make_loader(multiprocessing_context=context, prefetch_factor=1)
     batches = iter(loader)

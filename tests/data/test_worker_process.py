@@ -206,6 +206,7 @@ def test_an_exit_in_a_worker_raises_an_error_that_names_the_sample(error: BaseEx
         list(load(data_set(read)))
 
 
+@pytest.mark.slow
 def test_a_worker_that_exits_is_not_an_environment_failure():
     loader = load(data_set(lambda self, index: os._exit(0)))
     expected = r"data worker 0 \(pid \d+\) ended with exit code 0 while it read sample 0; batch 1 of epoch 1 was due"

@@ -188,6 +188,7 @@ def torchrun(folder: Path, *arguments: str) -> None:
     run_python([*command, *arguments], cwd=folder, env=env, check=True)
 
 
+@pytest.mark.slow
 def test_they_train_what_torchrun_s_ranks_train(folder: Path, run_app: Any):
     arguments = (*SHORT, "trainer.max_duration=2ep", *use("Witness"))
     run_app(*arguments, TWO, env={"OMP_NUM_THREADS": None})

@@ -87,10 +87,12 @@ def test_ranks_that_stood_still_go_on_together(here: Path, run_app: Any):
     assert answer["exit_code"] == 0 and answer["result"]["status"] == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_rank_that_works_for_longer_than_the_patience_is_not_stuck(here: Path, run_app: Any):
     run_app(*SHORT, *late("works"), "launch.patience=2s")
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_a_data_worker_names_it(here: Path, run_app: Any):
     (here / "conf" / "data").mkdir(parents=True)
     (here / "conf" / "data" / "slow.yaml").write_text("_target_: own.read_by_workers\n")

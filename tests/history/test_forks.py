@@ -11,6 +11,7 @@ import pytest
 from kept_runs import tree
 from python_process import run_python
 from stores import query
+from tiers import fast
 
 from runner.checkpoints.digest import read_digests
 from runner.history.forks import batch_of
@@ -78,7 +79,7 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert again is not None and (again.parent, again.forked_at) == (str(parent), 8)
 
 
-@pytest.mark.parametrize("batch", [1, 6, 11])  # before the first checkpoint, and at the end of an epoch of 6
+@pytest.mark.parametrize("batch", fast([1, 6, 11], 6))  # before the first checkpoint, and at the end of an epoch of 6
 def test_a_fork_between_checkpoints_trains_the_parent_again(
     batch: int, with_two_checkpoints: Path, tmp_path: Path, run_here: Any
 ):
@@ -169,6 +170,7 @@ def test_how_a_batch_is_named(typed: str | None, batch: int | None):
     assert batch_of(typed) == batch
 
 
+@pytest.mark.slow
 def test_two_ranks_fork_together_and_mlflow_nests_the_fork(tmp_path: Path, run_app: Any):
     callbacks = ("callbacks=[mlflow_logger,checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
     run_app(*SMALL, *callbacks, SAVES, "hydra.run.dir=parent", "launch.nproc_per_node=2")

@@ -66,6 +66,7 @@ def test_a_rerun_leaves_nothing_but_itself(tmp_path: Path, run_here: Any):
     assert weights(run) == weights(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

@@ -70,6 +70,7 @@ def test_a_loss_of_another_class_starts_its_own_backward_pass():
     assert len(heard) == 1
 
 
+@pytest.mark.slow
 def test_a_batch_is_trained_without_sympy():
     code = (
         "import sys, torch\n"

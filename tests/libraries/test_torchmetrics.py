@@ -109,6 +109,7 @@ def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
     assert out == "[]"
 
 
+@pytest.mark.slow
 def test_ranks_import_a_metric_of_the_config_alike(run_here: Any):
     """The others check no config, which prepares imports; it matters where operators do not load."""
     short = ("data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=1ba", "callbacks=none")

@@ -127,6 +127,7 @@ def test_a_run_loads_its_teacher_and_trains_the_same(folder: Path, run_here: Any
     assert_equal(weights_of(alone), weights_of(taught))
 
 
+@pytest.mark.slow
 def test_models_in_the_jobs_of_a_sweep_load_their_teacher(folder: Path, run_here: Any):
     run_here(*SHORT, "hydra.run.dir=teacher", code=0)
     model = ("~model", f"+model={{_target_: {OWN}.Student, run: teacher}}", *SHORT[1:])

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("runner", "callbacks", "algorithms")
 # They begin with an underscore and are documented: Python's library, and the keys of Hydra's configs.
@@ -89,6 +91,7 @@ def is_listed(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or ("." not in name and fnmatchcase(name, pattern.rpartition(".")[2]))
 
 
+@pytest.mark.slow
 def test_every_private_name_is_in_the_table():
     table = listed()
     missing = {(path, name) for path, name in used() if not any(path == p and is_listed(name, q) for p, q in table)}

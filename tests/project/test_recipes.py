@@ -133,6 +133,7 @@ def test_a_recipe_for_transfer_of_images_fits_together_and_trains(tmp_path: Path
         assert file.get_slice("fc.weight").get_shape()[0] == 2
 
 
+@pytest.mark.slow
 def test_a_recipe_for_segmentation_fits_together_and_trains(tmp_path: Path, run_here: Any):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")

@@ -46,7 +46,8 @@ def test_a_kill_at_any_batch_changes_nothing(sessions: Any, tmp_path: Path, whol
         assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_kill_where_each_batch_is_saved_changes_nothing(
     sessions: Any, tmp_path: Path, whole: Left, asynchronous: bool
 ):

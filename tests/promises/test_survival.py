@@ -191,8 +191,9 @@ def test_a_run_goes_on_from_its_checkpoint(
 
 @pytest.mark.parametrize(
     ("kind", "event"),
-    [("rank", "before_backward"), pytest.param("worker", "before_forward", marks=pytest.mark.slow)],
+    [("rank", "before_backward"), ("worker", "before_forward")],
 )
+@pytest.mark.slow
 def test_ranks_go_on_together(here: Path, run_app: Any, whole: Any, kind: str, event: str):
     ended = run_app(*SHORT, HERE, TWO, *strikes(kind, event=event, rank=1))
     (line,) = restarts(ended.stderr)

@@ -87,6 +87,7 @@ def test_a_guard_that_ends_the_first_batch_is_no_wrong_config(run_here: Any, tmp
     assert "epoch 1, batch 1" in done.err
 
 
+@pytest.mark.slow
 def test_a_loss_of_another_rank_ends_the_run_as_diverged(run_here: Any, tmp_path: Path):
     text = OWN.replace("self.training", "get_global_rank() == 0").replace(
         "import Callback", "import Callback, get_global_rank"
@@ -98,6 +99,7 @@ def test_a_loss_of_another_rank_ends_the_run_as_diverged(run_here: Any, tmp_path
     assert "Traceback" not in done.err and "failed" not in done.err
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_and_says_so_in_a_row(run_here: Any, tmp_path: Path):
     sweep = ("-m", "optimizer.lr=1e30,0.01", *QUIET)
     done = run_here(*sweep, code=0)

@@ -35,6 +35,7 @@ def weights(run: Path) -> bytes:
     return (run / "checkpoints" / "latest" / "model.pt").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path: Path, run_here: Any):
     assert run_here("-m", RATES, *QUIET, "hydra.sweep.dir=full").code == 0
     done = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", code=0)
@@ -99,6 +100,7 @@ class Killer(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_in_the_middle_of_a_decision_goes_on(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
     command = ("-m", RATES, *PRUNED, "+callbacks.own._target_=own.Killer")

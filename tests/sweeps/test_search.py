@@ -95,6 +95,7 @@ def test_a_search_that_cannot_be(folder: Path, run_here: Any, keys: str, message
     assert not (folder / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_study_in_a_storage_goes_on(folder: Path, run_here: Any):
     """A job that failed and one that was never asked for are trained, and nothing else."""
     stored = (*SEARCH, "hydra.sweeper.storage=sqlite:///study.db", "hydra.sweeper.n_trials=4")

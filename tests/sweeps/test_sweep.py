@@ -86,6 +86,7 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     assert len(batches(folder)) == 24
 
 
+@pytest.mark.slow
 def test_a_job_that_was_trained_on_by_hand_is_left_out_of_its_sweep(run_here: Any, folder: Path):
     command = ("-m", "seed=0,1", *QUIET)
     assert run_here(*command).code == 0

@@ -131,6 +131,7 @@ RANKED = {
 }
 
 
+@pytest.mark.slow
 def test_a_rank_has_its_share():
     alone, replica, shard = (
         predicted(*DEEP, *more).sizes

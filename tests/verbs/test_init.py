@@ -41,6 +41,7 @@ def project(tmp_path: Path, run_here: Any) -> Path:
     return tmp_path / "my project"
 
 
+@pytest.mark.slow
 def test_the_commands_of_its_readme_run(project: Path, run_app: Any):
     assert files(project) == files(TEMPLATE)
     assert (project / "README.md").read_text().startswith("# my project\n") and "$name" not in str(project)

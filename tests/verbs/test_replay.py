@@ -118,6 +118,7 @@ def test_what_a_batch_shows(tmp_path: Path, run_here: Any):
     assert kept["batch.0"].shape[1:] == (1, 8, 8)
 
 
+@pytest.mark.slow
 def test_without_a_name_there_is_no_picture_and_that_of_a_crash_is_in_the_run(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(FAILS)
     own = ("callbacks=[checkpoint_saver,crash_bundle]", "+callbacks.own._target_=own.Fails", RUN)
@@ -139,6 +140,7 @@ def test_the_samples_that_an_algorithm_leaves_out_are_not_named(tmp_path: Path, 
     assert found["equal"] is True
 
 
+@pytest.mark.slow
 def test_a_run_that_was_resumed_with_changes_is_replayed_as_each_session_trained_it(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *QUIET, SAVES, RUN, code=0)
     run_here("resume", "run/checkpoints/ep1-ba12", "optimizer.lr=0.5", "--allow-changes", "optimizer.lr", code=0)
@@ -221,6 +223,7 @@ def test_the_debugger_stands_before_the_forward_pass(tmp_path: Path, finished: P
     assert "STANDS 4 False (200, 1, 8, 8)" in done.out
 
 
+@pytest.mark.slow
 def test_two_ranks_are_replayed_on_two_and_their_samples_on_one(tmp_path: Path, run_app: Any):
     run_app(*SMALL, *QUIET, SAVES, RUN, "launch.nproc_per_node=2", "+algorithms=[mixup,ema]")
     whole = run_app("replay", "run", "11", "--picture=").stdout

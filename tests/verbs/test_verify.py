@@ -145,6 +145,7 @@ def test_a_new_version_of_a_dependency_is_named(tmp_path: Path, run_app: Any):
     assert "different at batch 1, in loss, gradients, optimizer" in found
 
 
+@pytest.mark.slow
 def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     assert verified(run_here, "run", "--batch=7", "--batches=4") == {
@@ -223,6 +224,7 @@ def test_a_file_that_holds_no_run_is_refused(tmp_path: Path, content: bytes):
         unpacked(tmp_path / "pin.yaml")
 
 
+@pytest.mark.slow
 def test_two_ranks_are_verified_on_two_and_their_samples_on_one(run_app: Any):
     run_app(*SMALL, *KEPT, "hydra.run.dir=run", "launch.nproc_per_node=2")
     whole = run_app("verify", "run", "--batches=8").stdout

@@ -291,6 +291,7 @@ def test_a_tokenizer_without_an_end_of_text_token_is_refused(tmp_path: Path):
         ChatTokenizer(make_tokenizer(tmp_path, end=None, template=CHATML), needs_template=True)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_a_model_is_loaded_first_in_a_new_process(tmp_path: Path):
     """The config of a Llama imports torchvision, which may not import by itself beside a CPU build of torch."""
     name = make_tokenizer(tmp_path)

@@ -131,7 +131,8 @@ def test_losses_in_file_order_equal_those_of_a_loaded_data_set(rows: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("ranks", "num_workers"), [(1, 0), (1, 3), (2, 0), (2, 2), (3, 0), pytest.param(3, 2, marks=pytest.mark.slow)]
+    ("ranks", "num_workers"),
+    [(1, 0), (2, 0), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 3), (3, 0), (3, 2)])],
 )
 def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
     rows: dict[str, Any], ranks: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +206,7 @@ def test_images_in_a_folder_are_streamed(rows: dict[str, Any], tmp_path: Path):
         assert_same([*streaming], [*loader])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_data_and_nothing_is_copied(rows: dict[str, Any], tmp_path: Path):
     pandas = pytest.importorskip("pandas")
     pyarrow = pytest.importorskip("pyarrow")

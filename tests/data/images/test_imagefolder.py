@@ -150,7 +150,7 @@ def test_transforms_that_are_not_a_list_of_functions_are_refused(folder: Path, n
             make(str(folder), None, image_size=8, eval_image_size=8, batch_size=4, eval_batch_size=4, **{name: value})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_transforms_to_another_size_or_type_are_refused(folder: Path, torchvision: ModuleType, workers: int):
     v2 = import_torchvision("torchvision.transforms.v2")
     for transforms, actual in (

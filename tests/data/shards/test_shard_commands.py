@@ -54,9 +54,8 @@ def test_a_check_reads_shards_without_training(command: tuple[str, ...], run_her
     assert "ok batch" in run_here("check", *command, code=0).out
 
 
-@pytest.mark.parametrize(
-    "command", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tar", "tokens"))], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["parquet", "tar", "tokens"], indirect=True)
 def test_two_ranks_train_like_one_rank(command: tuple[str, ...], tmp_path: Path, run_app: Any, run_here: Any):
     command = (*command, "trainer.max_duration=8ba", "data.num_workers=1")
     run_app(*command, "launch.nproc_per_node=2")

@@ -215,6 +215,7 @@ def test_a_base_is_hashed_once_for_each_machine(llama: Path, monkeypatch: pytest
     assert bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest == ""
 
 
+@pytest.mark.slow
 def test_two_ranks_refuse_another_base(run_app, llama: Path):
     run_app(*command())
     save_llama(llama, seed=2)

@@ -64,6 +64,7 @@ def test_a_setting_that_changes_nothing_is_equal_within_a_margin(run_here: Any, 
     assert decision(folder)["comparisons"][0]["difference"] == 0
 
 
+@pytest.mark.slow
 def test_the_seeds_can_be_used_up_and_more_of_them_go_on(run_here: Any, folder: Path):
     command = ("decide", "+vars.order=1,2", *QUIET)
     assert "not decided: B, after 6 seeds" in run_here(*command, "--max-seeds", "6", code=0).out
@@ -72,6 +73,7 @@ def test_the_seeds_can_be_used_up_and_more_of_them_go_on(run_here: Any, folder: 
     assert len(batches(folder)) == 2 * BATCHES
 
 
+@pytest.mark.slow
 def test_a_campaign_shares_one_error_budget(run_here: Any, folder: Path):
     done = run_here("decide", "optimizer.lr=0.3,0.0", *QUIET, "--campaign", "mine", code=0)
     campaign = json.loads((folder / "outputs/campaigns/mine.json").read_text())

@@ -40,6 +40,7 @@ def test_what_is_typed_takes_the_place_of_what_the_ladder_has(run_here: Any):
     assert shown.count("ok config") == 8 and "dropout=0.1" in shown and "hidden" not in shown
 
 
+@pytest.mark.slow
 def test_losses_are_predicted_for_the_rung_that_is_held_out(run_here: Any, tmp_path: Path):
     """Sizes that are typed, and of the ladder's budgets others; the config of a job has the batches."""
     done = run_here(*LADDER, "model=mlp", "model.module.hidden=[8],[16]", RUNGS, "seed=0,1", "--json", code=0)

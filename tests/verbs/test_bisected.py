@@ -48,9 +48,9 @@ def make_repository(folder: Path, versions: list[str]) -> None:
         git(folder, "commit", "--quiet", "-m", f"commit {number}")
 
 
-def first_bad_commit(folder: Path, command: str) -> tuple[str, str]:
-    """Return the subject of the first bad commit, and all that git printed."""
-    git(folder, "bisect", "start", "HEAD", "HEAD~15")
+def first_bad_commit(folder: Path, command: str, good: str) -> tuple[str, str]:
+    """Return the subject of the first bad commit after a good one, and all that git printed."""
+    git(folder, "bisect", "start", "HEAD", good)
     printed = git(folder, "bisect", "run", "sh", "-c", command)
     found = git(folder, "log", "-1", "--format=%s", "refs/bisect/bad")
     git(folder, "bisect", "reset")
@@ -66,7 +66,7 @@ def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
     run_app(*SMALL, *MODEL, "hydra.run.dir=run", "callbacks.state_digest.interval=1ba")
     assert run_app("verify", "run", "--batches=2").returncode == 0
     git(tmp_path, "checkout", "--quiet", "-")
-    found, printed = first_bad_commit(tmp_path, f"{RUNNER} verify run --batches 2")
+    found, printed = first_bad_commit(tmp_path, f"{RUNNER} verify run --batches 2", "HEAD~15")
     assert found == "commit 10" and "different" in printed
     assert git(tmp_path, "status", "--short") == ""
 
@@ -74,15 +74,15 @@ def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
 @pytest.mark.slow
 @pytest.mark.parametrize("worse", [WORSE, DIVERGING], ids=["worse", "diverging"])
 def test_the_first_commit_that_worsens_the_metric(worse: str, tmp_path: Path, run_app: Any):
-    make_repository(tmp_path, [OWN] * 6 + [BROKEN] + [OWN] * 2 + [CHANGED] * 3 + [worse] * 4)
-    git(tmp_path, "checkout", "--quiet", "HEAD~15")
+    make_repository(tmp_path, [OWN, OWN, BROKEN, OWN, CHANGED, CHANGED, worse, worse])
+    git(tmp_path, "checkout", "--quiet", "HEAD~7")
     seeds = "seed=0,1,2,3,4,5"
     run_app(*SMALL, *MODEL, "hydra.run.dir=run")
     run_app("-m", "rerun", "run", seeds, "hydra.sweep.dir=run_good")
     git(tmp_path, "checkout", "--quiet", "-")
     probe = f"{RUNNER} -m rerun run {seeds} hydra.sweep.dir=$sweep || exit 125; {RUNNER} verdict run_good $sweep"
-    found, _ = first_bad_commit(tmp_path, f"sweep=run_$(git rev-parse HEAD); {probe}")
-    assert found == "commit 12"
+    found, _ = first_bad_commit(tmp_path, f"sweep=run_$(git rev-parse HEAD); {probe}", "HEAD~7")
+    assert found == "commit 6"
 
 
 def test_a_commit_that_cannot_be_tested_is_125(tmp_path: Path, run_app: Any):

@@ -56,7 +56,7 @@ def test_the_same_numbers_give_the_same_answer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("floor", "rungs"), [(0.0, 3), (0.0, 5), (1.0, 4), (1.0, 5)])
+@pytest.mark.parametrize(("floor", "rungs"), [(0.0, 5), (1.0, 4)])
 def test_nine_in_ten_intervals_or_more_hold_the_next_mean(floor: float, rungs: int):
     """95 % are promised. 60 tries with 92 %, as it is here with few seeds, are at least 50 in 98 % of all cases."""
     generator = np.random.default_rng(rungs)

@@ -49,6 +49,11 @@ chance, so either may be better. <em>worse</em>: it is not, at a level of 5 % fo
 <em>leads</em>: first, but tied with others. <em>best</em>: all others are worse."""
 
 
+DECISION = """The settings are compared after each seed. An interval contains the true difference with a probability of
+95 %. If there were no difference, evidence this strong would come with a probability of at most p. Both hold after any
+number of seeds."""
+
+
 def write_report(
     sweep: Sweep,
     settings: Sequence[Setting],
@@ -81,7 +86,7 @@ def write_report(
     sections = [
         _answer(sweep, settings, analysis),
         _facts(sweep, jobs, ui_commands),
-        *([] if analysis is None else [_analysis(analysis, _inline(pictures[f"{analysis.name}.svg"]))]),
+        *([] if analysis is None else [_analysis(sweep, analysis, _inline(pictures[f"{analysis.name}.svg"]))]),
         f'<div class="pictures">{_inline(pictures["report.svg"])}</div>',
         _settings(objective, tables["settings"]),
         _jobs(tables["jobs"]),
@@ -108,14 +113,20 @@ def _inline(svg: bytes) -> str:
     return text[text.index("<svg") :]
 
 
-def _analysis(analysis: Analysis, svg: str) -> str:
+def _analysis(sweep: Sweep, analysis: Analysis, svg: str) -> str:
     """Return the section about an analysis."""
-    paragraphs = "".join(
-        f"<p>{escape(f'{label}: ' if label else '')}{escape(text)}</p>\n" for label, text in analysis.lines
-    )
+    lines = analysis.lines
+    table = _tabulate(*analysis.table, kind=analysis.name)
+    explanation = ""
+    if sweep.contest is not None:
+        named = [*introduce(sweep.contest)]  # the page begins with these, and with the answer
+        lines = [line for line in lines[1:] if line[1] not in named]
+        table = f"<details><summary>the objective of each setting with each seed</summary>{table}</details>"
+        explanation = f"<p>{DECISION}</p>"
+    paragraphs = "".join(f"<p>{escape(f'{label}: ' if label else '')}{escape(text)}</p>\n" for label, text in lines)
     return f"""<h2>{analysis.name.capitalize()}</h2>
-{paragraphs}<div class="pictures">{svg}</div>
-{_tabulate(*analysis.table, kind=analysis.name)}
+{paragraphs}{explanation}<div class="pictures">{svg}</div>
+{table}
 """
 
 

@@ -168,7 +168,7 @@ class Outcome:
         with style():
             figure = make_figure(11.0, 3.4)
             axes = figure.add_subplot()
-            axes.set(yscale="log", xlabel="seeds", ylabel="evidence of a difference (wealth)")
+            axes.set(yscale="log", xlabel="seeds", ylabel="evidence of a difference")
             legend = {}
             for rank, (index, standing) in enumerate(look.standings.items()):
                 wealth = np.exp(log_wealth(standing.improvements))
@@ -179,7 +179,7 @@ class Outcome:
                 legend["needed"] = axes.axhline(1 / level, color=GRAY, linestyle="--", linewidth=0.9)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.set_title("a wealth of 1 is no evidence; it multiplies with every seed that agrees")
+            axes.set_title("evidence after each seed: 1 is none, and each seed that agrees multiplies it")
             add_legend(axes, [*legend.values()], [*legend])
         return figure
 

@@ -50,7 +50,9 @@ def test_a_setting_that_cannot_learn_is_worse_after_six_seeds_and_the_same_comma
     assert comparison["difference"] == pytest.approx(mean)
     (sweep,) = sweeps(folder)
     assert {"decision.csv", "decision.svg", "report.html"} <= {path.name for path in sweep.iterdir()}
-    assert "<h2>Decision</h2>" in (sweep / "report.html").read_text()
+    beginning, _, section = (sweep / "report.html").read_text().partition("<h2>Decision</h2>")
+    assert "B is worse than A, after 6 seeds" in beginning and "after 6 seeds" not in section
+    assert "B minus A: +" in section and "with a probability of" in section
 
     again = run_here(*command, "--json", code=0)
     assert json.loads(again.out)["result"]["decision"] == result

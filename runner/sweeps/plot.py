@@ -19,6 +19,7 @@ from runner.sweeps.settings import REPEATED, Setting, SweepJob, is_number
 COLUMNS = 3  # panels of effects side by side
 MAX_EFFECTS = 9
 MAX_AXES = 8  # axes of parallel coordinates, besides the objective
+MAX_LINES = 200  # settings, best first, with lines of their own: more would hide one another, and draw for minutes
 MAX_MEANS = 15  # up to this number of values of a key, the mean at each is drawn
 MAX_TICKS = 8  # ticks of an axis, if each value gets one
 GRID = 200  # points of a mean curve
@@ -48,9 +49,10 @@ def draw(
     effects = (varied or keys[:1])[:MAX_EFFECTS]
     panels: list[Callable[[Any], None]] = []
     if curves:
-        panels.append(partial(_draw_curves, settings=measured, objective=objective, curves=curves))
+        panels.append(partial(_draw_curves, settings=measured[:MAX_LINES], objective=objective, curves=curves))
     if len(varied) > 1:
-        panels.append(partial(_draw_parallel, settings=measured, keys=varied[:MAX_AXES], objective=objective))
+        lines = partial(_draw_parallel, settings=measured[:MAX_LINES], keys=varied[:MAX_AXES], objective=objective)
+        panels.append(lines)
     for name in [*objectives][1:]:
         panels.append(partial(draw_front, settings=measured, objectives=objectives, across=name))
     if importances:
@@ -104,7 +106,8 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
         named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GRAY)[0]))
     labels, handles = zip(*named, strict=True)
     add_legend(axes, handles, labels, title="best first" if len(named) > 1 else None)
-    axes.set_title("curves" + (": mean over runs, band of one standard deviation" if has_band else ""))
+    of_best = f" of the best {MAX_LINES} settings" if len(settings) == MAX_LINES else ""
+    axes.set_title(f"curves{of_best}" + (": mean over runs, band of one standard deviation" if has_band else ""))
     axes.set_xlabel("batch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(shorten(objective))
@@ -144,7 +147,8 @@ def _draw_parallel(axes: Any, settings: Sequence[Setting], keys: Sequence[str], 
     axes.set(yticks=[], xlim=(-0.15, len(scales) - 0.6), ylim=(-0.05, 1.05))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_title("each setting: from its values to its mean objective")
+    which = f"the best {MAX_LINES} settings" if len(settings) == MAX_LINES else "each setting"
+    axes.set_title(f"{which}: from its values to its mean objective")
 
 
 class _Scale:

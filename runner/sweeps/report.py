@@ -18,7 +18,7 @@ from runner.sweeps.analysis import Analysis
 from runner.sweeps.decide.outcome import introduce
 from runner.sweeps.names import short_names, show_value
 from runner.sweeps.objectives import find_front, find_importances, several_objectives
-from runner.sweeps.plot import draw
+from runner.sweeps.plot import MAX_LINES, draw
 from runner.sweeps.settings import (
     Setting,
     SweepJob,
@@ -76,7 +76,8 @@ def write_report(
     jobs = [job for setting in settings for job in setting.jobs]
     objective = objective_name(jobs)
     key = curve_key(objective)
-    names = [job.result.name for setting in settings for job in setting.measured]
+    measured = [setting for setting in settings if setting.objectives][:MAX_LINES]
+    names = [job.result.name for setting in measured for job in setting.measured]
     curves = {name: curve for name in names if (curve := read_curve(sweep.folder / name, key)).steps}
     importances = find_importances(settings) if sweep.directions else {}
     figures = {"report": draw(settings, objective, curves, several_objectives(settings, sweep), importances)}
@@ -156,8 +157,10 @@ def _answer(sweep: Sweep, settings: Sequence[Setting], analysis: Analysis | None
     if sweep.contest is not None:
         answer += "".join(f"<br>{escape(line)}" for line in introduce(sweep.contest))
     objectives = several_objectives(settings, sweep)
-    names = escape(", ".join(setting.name for setting in find_front(settings, objectives)))
-    front = f"<p>Pareto front of {escape(' and '.join(objectives))}: {names}.</p>" if objectives else ""
+    front = ""
+    if objectives:
+        names = ", ".join(setting.name for setting in find_front(settings, objectives))
+        front = f"<p>Pareto front of {escape(' and '.join(objectives))}: {escape(names)}.</p>"
     return f"""<h1>{escape(question)}</h1>
 <p class="answer">{answer}</p>
 <p>{escape(sweep.name)}: {len(settings)} settings, {len(jobs)} jobs.{without}</p>
@@ -198,11 +201,14 @@ def _link(address: str, text: str = "") -> str:
 
 def _settings(objective: str, table: Table) -> str:
     """Return the section with the settings."""
-    verdicts = f"\n{VERDICTS}" if "verdict" in without_empty(*table)[0] else ""
+    columns, rows = table
+    verdicts = f"\n{VERDICTS}" if "verdict" in without_empty(columns, rows)[0] else ""
+    left = len(rows) - MAX_LINES
+    rest = f"\n<p>{left:,} more settings are in {_link('settings.csv')}.</p>" if left > 0 else ""
     return f"""<h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {escape(objective)} is the mean over its n runs, the spread
 their sample standard deviation. Settings with a missing result are ranked after complete ones.{verdicts}</p>
-{_tabulate(*table, kind="settings")}"""
+{_tabulate(columns, rows[:MAX_LINES], kind="settings")}{rest}"""
 
 
 def _jobs(table: Table) -> str:

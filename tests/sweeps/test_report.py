@@ -72,6 +72,19 @@ def test_the_report_has_the_picture_and_both_tables_and_loads_nothing(tmp_path: 
     assert not re.search(r"url\((?!#)", text)
 
 
+def test_of_many_settings_the_best_are_drawn_and_listed(tmp_path: Path):
+    results = [result(number / 1000, f"lr={number}") for number in range(250)]
+    curve = LoggedCurve()
+    curve.add(10, 0.1)
+    for one in results:
+        write_curves(tmp_path / one.name, {"metrics/eval/acc": curve})
+    page = report(tmp_path, results)
+    text = (tmp_path / "report.html").read_text()
+    assert ">curves of the best 200 settings<" in text and "<p>50 more settings are in " in text
+    assert page.elements.count("tr") == 2 + 200 + 250  # the head of each table, settings and jobs
+    assert "settings.csv" in page.links
+
+
 @pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", "a & b", "$\\\\frac{$", "\"><img src=x onerror='a'>"])
 def test_what_a_user_typed_is_text(tmp_path: Path, hostile: str):
     results = [result(0.5, 'note="' + hostile.replace('"', '\\"') + '"', f"seed={seed}") for seed in (0, 1)]

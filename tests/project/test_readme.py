@@ -34,8 +34,6 @@ OF_A_PAGE = (  # what a page has the reader write, which tests/project/test_docs
     "experiment=mine",
     "experiment=pictures",
     "experiment=texts",
-    "data=episodes",
-    "data=house_prices",
     "experiment=wine",
     "optimizer.lrr",
     "trainer.max_epochs",

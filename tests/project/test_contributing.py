@@ -14,24 +14,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
-# The files of its blocks, in their order; the schedule goes to the end of a file that is there.
+# The files of its blocks, in their order.
 FILES = {
     "python": (
         "callbacks/weight_norm.py",
         "tests/callbacks/test_weight_norm.py",
         "algorithms/gradient_centralization.py",
-        "runner/data/two_moons.py",
-        "runner/optim/schedulers.py",
     ),
     "yaml": (
         "conf/callbacks/weight_norm.yaml",
         "conf/model/two_layers.yaml",
-        "conf/data/two_moons.yaml",
-        "conf/optimizer/rmsprop.yaml",
-        "conf/scheduler/square_root.yaml",
     ),
 }
-# What it says in words: a file each, lines at the end of a file, and names in a list.
+# What it says in words.
 ALGORITHM = """# Centralizes gradients.
 gradient_centralization:
   _target_: runner.algorithms.GradientCentralization
@@ -53,20 +48,6 @@ class TwoLayers(nn.Module):
         """Returns the logits ``(N, C)``."""
         return self.layers(inputs)
 '''
-APPENDED = {
-    "runner/models/__init__.py": "from runner.models.two_layers import TwoLayers\n",
-    "runner/data/__init__.py": "from runner.data.two_moons import load_two_moons\n",
-}
-LISTED = [
-    ("tests/models/test_configs.py", '"mlp", ', '"two_layers", '),
-    ("tests/data/test_configs.py", '"digits", ', '"two_moons", '),
-    ("tests/optim/test_schedulers.py", "    polynomial,\n", "    square_root,\n"),
-    (
-        "tests/optim/test_schedulers.py",
-        "CASES: dict[str, Case] = {\n",
-        '    "square_root": (lambda t, w: square_root(t_warmup=w), lambda n, w: 1 - math.sqrt(fraction(n, w))),\n',
-    ),
-]
 
 
 def copy_with_additions(folder: Path) -> None:
@@ -79,18 +60,15 @@ def copy_with_additions(folder: Path) -> None:
         blocks = re.findall(rf"```{language}\n(.*?)```", SHOWN, re.DOTALL)
         for file, content in zip(files, blocks, strict=True):
             assert Path(file).name in SHOWN
-            with (folder / file).open("a") as opened:
-                opened.write(f"\n\n{content}" if opened.tell() else content)
+            (folder / file).write_text(content)
     (folder / "conf/algorithms/gradient_centralization.yaml").write_text(ALGORITHM)
     (folder / "tests/algorithms/test_gradient_centralization.py").touch()
     (folder / "runner/models/two_layers.py").write_text(MODEL)
-    for file, line in APPENDED.items():
-        with (folder / file).open("a") as opened:
-            opened.write(line)
-    for file, before, new in LISTED:
-        text = (folder / file).read_text()
-        assert before in text
-        (folder / file).write_text(text.replace(before, before + new))
+    exports, listed = folder / "runner/models/__init__.py", folder / "tests/models/test_configs.py"
+    exports.write_text(exports.read_text() + "from runner.models.two_layers import TwoLayers\n")
+    names = listed.read_text()
+    assert '["mlp", ' in names
+    listed.write_text(names.replace('["mlp", ', '["mlp", "two_layers", '))
 
 
 def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
@@ -106,7 +84,7 @@ def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
 def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     copy_with_additions(tmp_path)
     tests = ["project/test_names.py", "project/test_layers.py", "callbacks/test_weight_norm.py"]
-    tests += ["models/test_configs.py", "data/test_configs.py", "optim/test_schedulers.py", "config/test_conf.py"]
+    tests += ["models/test_configs.py", "config/test_conf.py"]
     quietly = ("pytest", "-q", "-p", "no:cacheprovider")
     made = run_there(tmp_path, *quietly, "tests/project/test_names.py", "-k", "editors or documentation", code=1)
     assert made.count("was not current; it is now") >= 4
@@ -115,12 +93,10 @@ def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     assert row in (tmp_path / "docs" / "callbacks.md").read_text().splitlines()
     for package, added in (("callbacks", "WeightNorm"), ("algorithms", "GradientCentralization")):
         assert f'    "{added}",\n' in (tmp_path / package / "__init__.pyi").read_text()
-    new = "layers or editors or documentation or weight_norm or centralization or package or test_configs"
-    new += " or two_moons or rmsprop or square_root"
+    new = "layers or editors or documentation or weight_norm or centralization or package or two_layers"
     chosen = [f"tests/{file}" for file in tests]
     passed = run_there(tmp_path, *quietly, "-k", new, *chosen)
     assert int(re.findall(r"(\d+) passed", passed)[-1]) > 60
-    data = ("data=two_moons", "model.module.in_features=2", "model.num_classes=2", "~algorithms.batch_augment")
     added = ("+callbacks=weight_norm", "callbacks.weight_norm.order=1", "+algorithms=gradient_centralization")
-    shown = ("check", "model=two_layers", *data, "optimizer=rmsprop", "scheduler=square_root", *added)
-    assert "ok batch    float32 (4, 2), int64 (4,)" in run_there(tmp_path, "runner", *shown)
+    shown = ("check", "model=two_layers", *added)
+    assert "ok batch    float32 (4, 1, 8, 8), int64 (4,)" in run_there(tmp_path, "runner", *shown)

@@ -40,7 +40,10 @@ class OrderedLoader(ABC):
         equal_targets: whether each sample has the same number of targets and the loss counts all of them, as with
             windows of a text. If so, ranks that train a language model need not sum their target counts. Defaults to
             the transform's attribute of the same name, or False if it has none.
+        preparation: how the images of an evaluation were prepared, if the data set does not say so itself.
     """
+
+    preparation: Any = None
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
         self.order = order

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.images.decoding import open_image
-from runner.data.images.imagefolder import normalized
+from runner.data.images.imagefolder import MEAN, STD, normalized
+from runner.data.images.pixels import Preparation
 from runner.data.new_rows import table_at
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
@@ -36,6 +37,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     Attributes:
         classes: names of the classes in order; None if the data has none.
         is_multi_label: whether targets are truth values, one for each class.
+        preparation: of the images among the inputs; None if the inputs are numbers.
 
     Raises:
         ValueError: a column does not exist, cannot become a tensor, has lists of different length, or has samples
@@ -57,6 +59,8 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         self.rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
         self._image_size = image_size
+        has_images = "inputs" in columns and self._dtypes[columns["inputs"]] is None
+        self.preparation = Preparation(image_size, None, MEAN, STD) if has_images else None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,13 +143,7 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
     """
     if isinstance(image, Mapping):
         image = image["path"] if image["bytes"] is None else image["bytes"]
-    image = open_image(image)
-    if size is not None and image.size != (size, size):
-        scale = size / min(image.size)
-        image = image.resize([max(size, round(side * scale)) for side in image.size], import_hf("PIL.Image").BILINEAR)
-        left, top = ((side - size) // 2 for side in image.size)
-        image = image.crop((left, top, left + size, top + size))
-    return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+    return Preparation(size, None, MEAN, STD)(open_image(image))
 
 
 def checked_whole(values: Any) -> Any:

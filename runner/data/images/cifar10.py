@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
+from runner.data.images.pixels import Preparation
 from runner.data.loaders import TensorLoader
 from runner.failures.checks import check_counts, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
@@ -29,6 +30,7 @@ NUM_CLASSES = 10
 # Over all pixels of the 50,000 training images; red, green and blue in [0, 1].
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
+PREPARATION = Preparation(32, None, *(torch.tensor(values).mul(255).tolist() for values in (MEAN, STD)), scale=1.0)
 
 
 def _fake(
@@ -100,7 +102,9 @@ def load_cifar10(
     start = len(images) - eval_samples
 
     def make_unshuffled(images: Tensor, labels: Tensor) -> TensorLoader:
-        return TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
+        loader = TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
+        loader.preparation = PREPARATION
+        return loader
 
     train = TensorLoader(
         images[:start], labels[:start], batch_size=batch_size, shuffle=True, seed=seed, transform=_normalize
@@ -179,5 +183,5 @@ def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 @functools.cache  # once per device: a copy for each batch would wait for the device
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the mean and the standard deviation per channel, float32 `(3, 1, 1)` each, of pixels in [0, 255]."""
-    mean, std = (torch.tensor(values, device=device).mul(255).view(3, 1, 1) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in PREPARATION[2:4])
     return mean, std

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
+from runner.data.images.pixels import Preparation
 from runner.data.loaders import DatasetLoader
 from runner.data.new_rows import images_at
 from runner.failures.checks import check_counts
@@ -102,11 +103,10 @@ def load_imagefolder(
     """
     _check(image_size, eval_image_size, transforms, eval_transforms)
     train_folder, *other_folders = _folders(path, test_folder)
-    random_crop, center_crop = image_transforms(image_size, eval_image_size)
+    random_crop, _ = image_transforms(image_size, eval_image_size)
     if transforms is not None:
         random_crop = _Transforms("transforms", transforms, image_size)
-    if eval_transforms is not None:
-        center_crop = _Transforms("eval_transforms", eval_transforms, eval_image_size)
+    center_crop = _center_crop(eval_image_size, eval_transforms)
     train = ImageFolder(train_folder, random_crop)
     held_out = [ImageFolder(folder, center_crop) for folder in other_folders]
     for folder, images in zip(other_folders, held_out, strict=True):
@@ -127,6 +127,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
 
     Attributes:
         classes: the sorted class names.
+        preparation: the transform.
 
     Raises:
         FileNotFoundError: there are no classes, or a class has no images.
@@ -135,7 +136,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
     def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
         folders = _classes_in(folder)
         self.classes = [folder.name for folder in folders]
-        self._transform = transform
+        self.preparation = transform
         images = [[*find_images(folder)] for folder in folders]
         empty = [printable(name) for name, files in zip(self.classes, images, strict=True) if not files]
         if empty or not folders:
@@ -156,7 +157,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         path, label = self._samples[index]
-        image = self._transform(open_image(path))
+        image = self.preparation(open_image(path))
         return (image,) if label is None else (image, label)
 
     def new_rows(self, path: Path) -> ImageFolder:
@@ -198,9 +199,15 @@ def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
         ModuleNotFoundError: torchvision is not installed.
     """
     v2 = import_torchvision("torchvision.transforms.v2")
-    random_crop = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
-    center_crop = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
-    return v2.Compose([*random_crop, v2.PILToTensor()]), v2.Compose([*center_crop, v2.PILToTensor()])
+    random_crop = v2.Compose([v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    return random_crop, _center_crop(eval_image_size)
+
+
+def _center_crop(size: int, transforms: Any = None) -> Callable[[Any], Tensor]:
+    """Return how images are prepared for evaluation."""
+    if transforms is not None:
+        return _Transforms("eval_transforms", transforms, size)
+    return Preparation(size, round(size * EVAL_MARGIN), MEAN, STD)
 
 
 def normalize(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.images.decoding import FORMATS, find_images, open_image
+from runner.data.images.decoding import find_images, open_image
 from runner.data.images.imagefolder import check_image_sizes, check_transforms, normalized
+from runner.data.images.pixels import FORMATS
 from runner.data.loaders import DatasetLoader
 from runner.data.new_rows import images_at
 from runner.failures.checks import refuse_if

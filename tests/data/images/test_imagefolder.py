@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from runner import ClassificationModel, Trainer
-from runner.data.images.imagefolder import MEAN, STD, load_imagefolder
+from runner.data.images.imagefolder import MEAN, STD, image_transforms, load_imagefolder
 from runner.libraries.torchvision import import_torchvision
 from runner.models import torchvision_model
 
@@ -57,6 +57,16 @@ def test_images_are_normalized_and_labeled_by_their_folders(folder: Path, torchv
                 pairs.append((size, label))
     assert [pairs.count((8, label)) for label in (0, 1)] == [6, 6]
     assert [label for size, label in pairs if size == 12] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("size", [(40, 30), (29, 53), (7, 200), (8, 8)])
+def test_evaluations_crop_as_torchvision_does(size: tuple[int, int], torchvision: ModuleType):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    pixels = numpy.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), numpy.uint8)
+    image = Image.fromarray(pixels)
+    for side in (7, 8, 33):
+        expected = v2.Compose([v2.Resize(round(side * 256 / 224)), v2.CenterCrop(side), v2.PILToTensor()])(image)
+        assert torch.equal(image_transforms(8, side)[1](image), expected)
 
 
 def test_crops_differ_between_epochs_but_not_between_runs(folder: Path, torchvision: ModuleType):

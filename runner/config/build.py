@@ -89,16 +89,23 @@ def once(passed: set[str], what: object, check: Callable[[], object]) -> None:
         passed.add(mark)
 
 
-def build(experiment: Experiment, run_dir: Path, run_name: str, resume: str | None = None) -> Trainer:
+def build(
+    experiment: Experiment, run_dir: Path, run_name: str, resume: str | None = None, new_rows: Any = None
+) -> Trainer:
     """Return the Trainer of an experiment that has passed `check`; it continues from `resume` if set. All ranks.
+
+    A loader of `new_rows` replaces the data, which is not read; the model must be one that can be made without it.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
     """
     parts = make_parts(experiment)
-    experiment, model, (train_dataloader, eval_dataloader) = make_model_and_data(
-        experiment, lambda model: _try_on_model(parts, model, experiment)
-    )
+    if new_rows is not None:
+        model, train_dataloader, eval_dataloader = make_model(experiment), None, new_rows
+    else:
+        experiment, model, (train_dataloader, eval_dataloader) = make_model_and_data(
+            experiment, lambda model: _try_on_model(parts, model, experiment)
+        )
     return assemble(
         experiment,
         run_dir,
@@ -148,6 +155,16 @@ def make_data(experiment: Experiment) -> tuple[Any, Any]:
 
     with section.named():
         return data[0], with_test(data[1], data[2])
+
+
+def make_new_rows(experiment: Experiment, path: Path) -> Any:
+    """Return a loader of the rows at a path, prepared as in an evaluation; None if that needs the experiment's data."""
+    from runner.data.loaders import DatasetLoader
+
+    section = experiment.data
+    is_known = hasattr(section.find_target(), "new_rows")
+    made = section.changed(_target_=f"{section.target}.new_rows").make() if is_known else None
+    return None if made is None else DatasetLoader(made[0].new_rows(path), shuffle=False, **made[1])
 
 
 def make_model_and_data(

@@ -3,12 +3,17 @@
 A data function returns training, evaluation and test loaders. Its attribute `fake`, set by the decorator `faked_by`,
 is a function of the same arguments that returns loaders of the same lengths without reading anything. These loaders may
 be any iterables of batches, even a list of one batch.
+
+If new rows can be read without the data, the function also has an attribute `new_rows`. It is a function of the same
+arguments that returns a data set, which need not have any rows but has `new_rows(path)`, and the arguments of its
+`DatasetLoader`; or None if these arguments do not suffice.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from runner.data.loaders import OrderedLoader
@@ -22,7 +27,8 @@ P = ParamSpec("P")
 class DataArguments(Protocol[Loaders]):
     """The arguments of a data function; they make its loaders.
 
-    A method `fake()`, if there is one, returns loaders of the same lengths, with made-up batches.
+    A method `fake()`, if there is one, returns loaders of the same lengths, with made-up batches; for `new_rows()`, see
+    the top of this file.
     """
 
     def load(self) -> Loaders:
@@ -55,29 +61,31 @@ class FakeLoader(OrderedLoader):
             yield self.make(stop - start)
 
 
-def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
-    """Return a decorator that sets the attribute `fake` of a data function.
+def faked_by(fake: Callable[..., Any], new_rows: Callable[..., Any] | None = None) -> Callable[[Load], Load]:
+    """Return a decorator that sets the attribute `fake` of a data function, and `new_rows` if given.
 
     Args:
         fake: called with all arguments of the data function by name, including defaults; returns loaders as it does.
+        new_rows: called in the same way.
     """
 
     def mark(load: Load) -> Load:
         signature = inspect.signature(load)
 
-        def with_defaults(*args: Any, **kwargs: Any) -> Any:
+        def with_defaults(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return fake(**bound.arguments)
+            return function(**bound.arguments)
 
-        vars(load)["fake"] = with_defaults
+        functions = {"fake": fake, "new_rows": new_rows}
+        vars(load).update({key: partial(with_defaults, value) for key, value in functions.items() if value is not None})
         return load
 
     return mark
 
 
 def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> Callable[P, Loaders]:
-    """Return a data function with the arguments and the docstring of a dataclass, and with any attribute `fake` of it.
+    """Return a data function with the arguments and the docstring of a dataclass, and with its `fake` and `new_rows`.
 
     Data functions that share many arguments declare them once, in a dataclass that their own dataclasses inherit from.
     """
@@ -85,8 +93,8 @@ def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> 
     def load(*args: P.args, **kwargs: P.kwargs) -> Loaders:
         return arguments(*args, **kwargs).load()
 
-    def fake(*args: P.args, **kwargs: P.kwargs) -> tuple[FakeLoader, ...]:
-        return arguments(*args, **kwargs).fake()  # type: ignore[attr-defined]
+    def call(method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(arguments(*args, **kwargs), method)()
 
     hints = get_type_hints(arguments, include_extras=True)
     signature = inspect.signature(arguments)
@@ -96,6 +104,5 @@ def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> 
     load.__doc__ = arguments.__doc__
     load.__annotations__ = {key: hints[key] for key in signature.parameters}
     vars(load)["__signature__"] = signature.replace(parameters=parameters)
-    if hasattr(arguments, "fake"):
-        vars(load)["fake"] = fake
+    vars(load).update({key: partial(call, key) for key in ("fake", "new_rows") if hasattr(arguments, key)})
     return load

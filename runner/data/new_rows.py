@@ -19,11 +19,18 @@ BUILDERS = {".csv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parqu
 """The loaders of `datasets` by the suffix of a file."""
 
 
-def read_new_rows(loader: Any, path: str) -> tuple[Any, list[str] | None]:
-    """Return a loader of new rows like one for evaluation, and their ids: file names, or the column `id`; None without.
+def existing(path: str) -> Path:
+    """Return the path of new rows after checking that it exists."""
+    if not (found := Path(path).expanduser()).exists():
+        raise WrongKey(KEY, "no such file or folder", repr(path))
+    return found
 
-    Its data set has `new_rows(path)`, which returns a data set of such rows with the attribute `ids`. Everything else
-    stays: the tokenizer, sizes, normalization and batches.
+
+def read_new_rows(loader: Any, path: Path) -> Any:
+    """Return a loader of new rows like one for evaluation. Its data set has `ids`: file names, or the column `id`.
+
+    The loader's data set has `new_rows(path)`, which returns a data set of such rows; `ids` may be None. Everything
+    else stays: the tokenizer, sizes, normalization and batches.
 
     Raises:
         WrongKey: the data cannot read such rows, or there are none at the path.
@@ -32,15 +39,13 @@ def read_new_rows(loader: Any, path: str) -> tuple[Any, list[str] | None]:
     in_memory = getattr(loader, "in_memory", None)  # of a stream
     if holder is None or not (in_memory or isinstance(loader, DatasetLoader)):
         reason = "the run's data cannot read new rows; data=hf_dataset with inputs and targets and data=imagefolder can"
-        raise WrongKey(KEY, reason, repr(path))
-    if not Path(path).expanduser().exists():
-        raise WrongKey(KEY, "no such file or folder", repr(path))
-    rows = holder.new_rows(Path(path).expanduser())
+        raise WrongKey(KEY, reason, repr(str(path)))
+    rows = holder.new_rows(path)
     if in_memory:
-        return in_memory(rows), rows.ids
+        return in_memory(rows)
     loader.read(rows)
     loader.order.resize(len(rows))
-    return loader, rows.ids
+    return loader
 
 
 def images_at(path: Path) -> tuple[list[Path], list[str]]:

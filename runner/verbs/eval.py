@@ -57,13 +57,16 @@ def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
 
 
 @contextmanager
-def trainer_with_weights(job: Job) -> Iterator[Trainer]:
-    """Record the run, and yield a job's Trainer with its timestamp set to when the weights were saved."""
+def trainer_with_weights(job: Job, new_rows: Any = None) -> Iterator[Trainer]:
+    """Record the run, and yield a job's Trainer with its timestamp set to when the weights were saved.
+
+    With a loader of `new_rows`, the run's own data is not read.
+    """
     from runner.checkpoints.snapshot import read_timestamp
     from runner.trials.diagnosis import noting_faults
 
     with config_errors():
-        trainer = build.build(job.experiment, Path(job.run_dir), job.run_name)
+        trainer = build.build(job.experiment, Path(job.run_dir), job.run_name, new_rows=new_rows)
     with trainer:
         # Metrics are logged at the same batch as those of the saved run.
         load_path = job.experiment.trainer.get("load_path")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from python_process import run_commands
+from tiers import fast
 from tiny_bert import WORDS, make_bert
 
 from runner.models.hf.saving import save_pretrained
@@ -150,6 +152,48 @@ def test_a_folder_of_images_has_the_predictions_of_the_evaluation(
     for before, after in zip(own, new, strict=True):
         assert after["class"] == before["class"]
         assert after["probabilities"] == pytest.approx(before["probabilities"], abs=1e-6)
+
+
+@pytest.mark.parametrize("run", fast(["text", "image", "many", "value"], "text", "image"))
+def test_the_training_data_may_be_gone_and_the_run_may_have_moved(work: Path, tmp_path: Path, run_here: Any, run: str):
+    """The runs were recorded with the absolute paths of their data."""
+    shutil.copytree(work / run, tmp_path / "moved")
+    shutil.copytree(work / "pictures" / "val", tmp_path / "new")
+    file = str(tmp_path / "new") if run == "image" else write(tmp_path / "new.csv")
+    run_here("predict", str(work / run), f"--data={file}", "--format=jsonl", "hydra.run.dir=before", code=0)
+    gone = [work / "train.csv", work / "pictures"]
+    for path in gone:
+        path.rename(path.with_name(f"{path.name} elsewhere"))
+    try:
+        run_here("predict", "moved", f"--data={file}", "--format=jsonl", "hydra.run.dir=after", code=0)
+    finally:
+        for path in gone:
+            path.with_name(f"{path.name} elsewhere").rename(path)
+    before, after = (read(tmp_path / name / "predictions.jsonl") for name in ("before", "after"))
+    assert before == after and len(after) == (6 if run == "image" else 11)
+    assert run == "value" or {str(row["class"]) for row in after} != {"None"}
+
+
+def test_rows_of_numbers_need_the_training_data(tmp_path: Path, run_here: Any):
+    rows = [{"numbers": [float(number), 1.0], "kind": KINDS[number % 3]} for number in range(30)]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    pyarrow.parquet.write_table(table.select(["numbers"]), tmp_path / "new.parquet")
+    data = ["data=hf_dataset", "data.name=parquet", "data.data_files=train.parquet", "data.eval_split=null"]
+    model = ["model=mlp", "model.num_classes=null", "model.module.in_features=2"]
+    run_here(
+        *(*data, "data.inputs=numbers", "data.targets=kind", *model, *QUIET, "trainer.max_duration=1ep"),
+        *("hydra.run.dir=run",),
+        code=0,
+    )
+    predict = ["predict", "run", "--data=new.parquet", "--format=jsonl"]
+    run_here(*predict, "hydra.run.dir=out", code=0)
+    assert {row["class"] for row in read(tmp_path / "out" / "predictions.jsonl")} <= {*KINDS}
+    (tmp_path / "train.parquet").unlink()
+    errors = " ".join(run_here(*predict, code=2).err.split())
+    assert "train.parquet" in errors and "Traceback" not in errors
+    reason = "needs this data of the run too, because only it shows the types of its columns"
+    assert f"--data='new.parquet' {reason}" in errors
 
 
 @pytest.mark.parametrize(

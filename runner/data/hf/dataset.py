@@ -56,7 +56,7 @@ from runner.data.text.windows import (
 from runner.distributed.ranks import get_global_rank
 from runner.failures.checks import check_whole, refuse_if
 from runner.files.values import HubName, LocalPath
-from runner.libraries.hugging_face import bars_on_terminals
+from runner.libraries.hugging_face import bars_on_terminals, import_hf
 
 log = logging.getLogger("runner")
 
@@ -203,6 +203,20 @@ class HFDataset(WindowSizes):
         loaders[0].is_multi_label = has_many
         return loaders
 
+    def new_rows(self) -> tuple[Any, dict[str, Any]] | None:
+        """Return a data set without rows and the arguments of its loader; None for numbers and images of any size."""
+        columns = self._columns()
+        if not columns.inputs or not (columns.tokenizer or columns.image_size):
+            return None
+        datasets = import_hf("datasets")
+        kind = datasets.Value("string") if columns.tokenizer else datasets.Image()
+        kind = datasets.Sequence(kind) if columns.task == "token_classification" else kind
+        features = datasets.Features(dict.fromkeys(columns.inputs, kind))
+        rows = datasets.Dataset.from_dict({column: [] for column in columns.inputs}, features=features)
+        (data,) = _make_datasets([Part(rows, None)], columns._replace(targets=None))
+        shared = {"collate_fn": data.stack, "transform": getattr(data, "normalize", None)}
+        return data, {"batch_size": self.eval_batch_size, "num_workers": self.num_workers, **shared}
+
     def _check(self) -> tuple[_Columns, Source, Splits, Tokenizer]:
         """Check the arguments before anything is read, and return them; the tokenizer is for `text`."""
         columns = self._columns()
@@ -316,12 +330,12 @@ def _make_datasets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
     rows, columns, names = _with_classes([part.rows for part in parts], columns)
     if names is not None and get_global_rank() == 0:
         log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
-    targets = {"targets": str(columns.targets)}
+    targets = {} if columns.targets is None else {"targets": str(columns.targets)}  # None: for new rows
     if not is_text_data:
         pair = {"inputs": columns.inputs[0], **targets}
         return [Columns(part, pair, columns.image_size, names) for part in rows]
     encode = Encoder(str(columns.tokenizer), columns.context, columns.task, names, columns.added_tokens)
-    is_labeled = columns.task == TASKS[0]
+    is_labeled = columns.task == TASKS[0] and bool(targets)
     labels = [Columns(part, targets, None, names) if is_labeled else None for part in rows]
     pairs = zip(rows, labels, strict=True)
     column = None if columns.targets is None else str(columns.targets)

@@ -57,7 +57,14 @@ def _fake(
     return loader(train, image_size, batch_size), *evaluation
 
 
-@faked_by(_fake)
+def _new_rows(
+    eval_image_size: int, eval_batch_size: int, num_workers: int, eval_transforms: Any, **_: Any
+) -> tuple[ImageFolder, dict[str, Any]]:
+    images = ImageFolder(None, _center_crop(eval_image_size, eval_transforms))
+    return images, {"batch_size": eval_batch_size, "num_workers": num_workers, "transform": normalize}
+
+
+@faked_by(_fake, _new_rows)
 def load_imagefolder(
     path: LocalPath = "data/imagenet",
     test_folder: InnerPath | None = None,
@@ -122,7 +129,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
     """Images in folders, one folder per class, sorted by name, without hidden files and folders.
 
     Args:
-        folder: the folder that contains the folders of the classes.
+        folder: the folder that contains the folders of the classes; None: no images, only for `new_rows`.
         transform: applied to each image, a Pillow image of mode RGB.
 
     Attributes:
@@ -133,13 +140,13 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
         FileNotFoundError: there are no classes, or a class has no images.
     """
 
-    def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
-        folders = _classes_in(folder)
+    def __init__(self, folder: Path | None, transform: Callable[[Any], Any]) -> None:
+        folders = [] if folder is None else _classes_in(folder)
         self.classes = [folder.name for folder in folders]
         self.preparation = transform
         images = [[*find_images(folder)] for folder in folders]
         empty = [printable(name) for name, files in zip(self.classes, images, strict=True) if not files]
-        if empty or not folders:
+        if folder is not None and (empty or not folders):
             reason = f"the folder of class {empty[0]!r} has no images" if empty else "there is no folder of a class"
             raise FileNotFoundError(f"{folder}: {reason}; they end in {', '.join(sorted(SUFFIXES))}")
         self.ids: list[str] = []  # of new rows

@@ -61,7 +61,15 @@ def _fake(
     return loader(train, image_size, batch_size), *evaluation
 
 
-@faked_by(_fake)
+def _new_rows(
+    classes: Any, eval_image_size: int, eval_batch_size: int, num_workers: int, eval_transforms: Any, **_: Any
+) -> tuple[ImageMasks, dict[str, Any]]:
+    transforms = _default_transforms(1, eval_image_size)[1] if eval_transforms is None else eval_transforms
+    images = ImageMasks(None, classes or CLASSES, transforms, eval_image_size, "eval_transforms")
+    return images, {"batch_size": eval_batch_size, "num_workers": num_workers, "transform": prepare}
+
+
+@faked_by(_fake, _new_rows)
 def load_image_masks(
     path: LocalPath = "data/segmentation",
     classes: Sequence[str] | None = None,
@@ -127,7 +135,7 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
     """Images and their masks in the folders `images` and `masks`, sorted by name, without hidden files.
 
     Args:
-        folder: the folder that contains `images` and `masks`.
+        folder: the folder that contains `images` and `masks`; None: no images, only for `new_rows`.
         classes: the names of the classes.
         transforms: functions of an image and a mask, applied one after another.
         size: height and width of the images that they return, in pixels.
@@ -138,13 +146,18 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
     """
 
     def __init__(
-        self, folder: Path, classes: Sequence[str], transforms: Sequence[Callable[..., Any]], size: int, argument: str
+        self,
+        folder: Path | None,
+        classes: Sequence[str],
+        transforms: Sequence[Callable[..., Any]],
+        size: int,
+        argument: str,
     ) -> None:
         self.classes = [*classes]
         self._transforms = [*transforms]
         self._size = size
         self._argument = argument
-        self._samples = _pairs(folder)
+        self._samples = [] if folder is None else _pairs(folder)
         self.ids: list[str] = []  # names of the images, for new rows only
 
     def __len__(self) -> int:

@@ -64,7 +64,8 @@ class MLflowLogger(LoggerDestination):
         log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
             metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
             `mlflow.pytorch.load_model("runs:/<run id>/model")` loads it without the code of the network. Text models of
-            transformers are loaded by `mlflow.pyfunc.load_model`, and take a table of texts.
+            transformers and classifiers of images are loaded by `mlflow.pyfunc.load_model`, and take a table of texts
+            or of image files.
         register_model: name of a registered model; the logged model becomes a new version of it.
 
     Raises:

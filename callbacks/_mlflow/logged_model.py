@@ -15,8 +15,9 @@ from mlflow import MlflowClient, pyfunc
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
+from mlflow.types.schema import Map
 
-from runner.callbacks._mlflow.spool import EXAMPLE, MODEL, TEXT_MODEL
+from runner.callbacks._mlflow.spool import EXAMPLE, IMAGE_MODEL, MODEL, TEXT_MODEL
 
 NAME = "model"  # so that runs:/<run id>/model finds it
 DIGEST = "runner.digest"  # tag with the digest of the weights, to recognize a model that is sent again
@@ -33,7 +34,7 @@ def log_model(client: MlflowClient, run: Run, entry: Mapping[str, Any], folder: 
         return model
     with tempfile.TemporaryDirectory() as files:
         description = _write_files(Path(files), entry, folder)  # first, so that wrong files leave no model behind
-        model = model or _create(client, run, tags, is_text="columns" in entry)
+        model = model or _create(client, run, tags, is_text="columns" in entry and not _has_images(entry))
         description.model_id = model.model_id
         description.model_uuid = model.model_id
         description.artifact_path = model.artifact_location
@@ -72,20 +73,30 @@ def _create(client: MlflowClient, run: Run, tags: dict[str, str], is_text: bool)
 def _write_files(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
     """Write the files of a model, and return its `MLmodel`."""
     if "columns" in entry:
-        return _write_text_model(files, entry, folder / TEXT_MODEL)
+        return _write_served_model(files, entry, folder / (IMAGE_MODEL if _has_images(entry) else TEXT_MODEL))
     return _write_program(files, entry, folder)
 
 
-def _write_text_model(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
-    """Write a model of transformers as a model from code: the runner's own file, and no pickle."""
-    inputs = Schema([ColSpec("string", str(name)) for name in entry["columns"]])
-    outputs = Schema([ColSpec(str(kind), str(name)) for name, kind in entry["results"]])
+def _has_images(entry: Mapping[str, Any]) -> bool:
+    return entry.get("input") == "binary"
+
+
+def _write_served_model(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
+    """Write a model of texts or images as a model from code: the runner's own file, and no pickle."""
+    inputs = Schema([ColSpec(str(entry.get("input", "string")), str(name)) for name in entry["columns"]])
+    kinds = [(str(name), Map("double") if kind == "map" else str(kind)) for name, kind in entry["results"]]
     versions = {"torch": str(entry["torch"]).partition("+")[0], **entry["versions"], "mlflow": mlflow.__version__}
+    description = Model()
+    if _has_images(entry):
+        description.add_flavor(
+            "pytorch", model_data=f"artifacts/{folder.name}", pytorch_version=str(entry["torch"]), code=None
+        )
     pyfunc.save_model(
         str(files),
-        python_model=str(Path(__file__).with_name("served_text.py")),
+        python_model=str(Path(__file__).with_name("served_model.py")),
         artifacts={"model": str(folder)},
-        signature=ModelSignature(inputs, outputs),
+        mlflow_model=description,
+        signature=ModelSignature(inputs, Schema([ColSpec(kind, name) for name, kind in kinds])),
         pip_requirements=[f"{name}=={version}" for name, version in versions.items()],
     )
     return Model.load(str(files))

@@ -18,6 +18,7 @@ from runner import State
 from runner.callbacks._export import module_and_inputs, write
 from runner.callbacks._inference import inference
 from runner.callbacks._mlflow.description import tensor_spec
+from runner.callbacks._mlflow.image_model_file import example_of, preparation_of, write_image_model
 from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
 from runner.callbacks._mlflow.text_model_file import has_texts, write_text_model
 from runner.checkpoints.snapshot import weights_of
@@ -60,8 +61,11 @@ def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] |
             if has_texts(state):
                 folder.mkdir(parents=True)
                 return entry | write_text_model(state, folder)
-            module, inputs = module_and_inputs(state)
+            preparation = preparation_of(state)
+            module, inputs = module_and_inputs(state, preparation and example_of(state, preparation))
         folder.mkdir(parents=True)
+        if preparation is not None:
+            return entry | write_image_model(state, preparation, module, inputs, folder)
         write("torch_export", module, inputs, folder / MODEL, dynamic_batch=True)
         entry["digest"] = digest([*module.state_dict().values()])
         with torch.no_grad():

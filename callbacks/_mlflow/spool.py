@@ -28,6 +28,7 @@ IMAGES = "images"  # folder of images, which are removed once they are sent
 FILES = "files"  # folder of copied artifacts and of models, which are also removed once they are sent
 MODEL = "model.pt2"  # file name of an exported model
 TEXT_MODEL = "transformers"  # folder of a model of transformers with its tokenizer
+IMAGE_MODEL = "image_classifier"  # folder of a program with the code that prepares its images
 EXAMPLE = "example.npy"  # file name of its input example
 CHUNK = 1 << 20  # bytes of the spool to read at a time
 TAIL = 1 << 16  # bytes before a checkpoint's position that may hold values that a resumed run logs again

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TASKS = ("sequence_classification", "causal_lm", "seq2seq_lm")
 DEFAULT_NEW_TOKENS = 64  # of a model without `generation`
+CLASS_COLUMNS = [["label", "string"], ["score", "double"], ["probabilities", "map"]]
 LONGEST = 512  # tokens of a text, if neither the data nor the model has a limit
 
 
@@ -54,7 +55,7 @@ def write_text_model(state: State, folder: Path) -> dict[str, Any]:
         getattr(network.config, "max_position_embeddings", None),
     ]
     longest = min([limit for limit in limits if limit and limit < 1 << 24] or [LONGEST])
-    outputs = [["label", "string"], ["score", "double"]]
+    outputs = CLASS_COLUMNS
     if task != TASKS[0]:
         config = model.generation_config
         network.generation_config.update(**(config or {"max_new_tokens": DEFAULT_NEW_TOKENS, "do_sample": False}))

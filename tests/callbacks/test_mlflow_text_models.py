@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stores
 import torch
+from served_models import load, model_folder, serving
 from tiny_tokenizer import make_tokenizer
 
 from runner.libraries.targets import prepare_import
@@ -85,18 +77,6 @@ def classifier(run_here: Any, models: Path, tmp_path: Path, monkeypatch: pytest.
     return tmp_path
 
 
-def model_folder(folder: Path) -> Path:
-    return next((folder / "outputs" / "mlartifacts").rglob("MLmodel")).parent
-
-
-def load(folder: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow warns about itself when it is imported
-        import mlflow.pyfunc
-
-    return mlflow.pyfunc.load_model(str(model_folder(folder)))
-
-
 def test_a_classifier_returns_labels_and_scores_as_transformers_does(classifier: Path, models: Path):
     from mlflow.exceptions import MlflowException
 
@@ -108,6 +88,9 @@ def test_a_classifier_returns_labels_and_scores_as_transformers_does(classifier:
     assert found["label"].tolist() == [row["label"] for row in expected]
     assert {*found["label"]} <= {"negative", "positive"}
     assert found["score"].tolist() == pytest.approx([row["score"] for row in expected], abs=1e-5)
+    for label, score, probabilities in found[["label", "score", "probabilities"]].itertuples(index=False):
+        assert {*probabilities} == {"negative", "positive"} and sum(probabilities.values()) == pytest.approx(1)
+        assert max(probabilities, key=probabilities.get) == label and probabilities[label] == score
     assert not [path for path in model_folder(classifier).rglob("*") if path.suffix in (".pkl", ".bin", ".pt")]
     sql = "select name, version from model_versions"
     assert stores.query(classifier / "outputs" / "mlflow.db", sql) == [("reviews", 1)]
@@ -144,45 +127,9 @@ def test_a_language_model_returns_what_transformers_generates(run_here: Any, mod
 
 @pytest.mark.slow
 def test_a_server_answers_requests(classifier: Path):
-    # A torchvision whose operators do not load, as with a CPU build of torch, would keep transformers from loading.
-    (classifier / "site").mkdir()
-    prepare = "from runner.libraries.targets import prepare_import\nprepare_import('transformers')\n"
-    (classifier / "site" / "sitecustomize.py").write_text(prepare)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(model_folder(classifier)), "-p", str(port)]
-    scripts = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
-    environment["PYTHONPATH"] = f"{classifier / 'site'}{os.pathsep}{Path(__file__).parents[2]}"
-    server = subprocess.Popen(
-        [*command, "--env-manager", "local", "-h", "127.0.0.1"], env=environment, start_new_session=True
-    )
-    try:
-        rows = {"dataframe_split": {"columns": ["review"], "data": [[text] for text in TEXTS]}}
-        status, answer = ask(port, rows)
+    with serving(classifier) as ask:
+        status, answer = ask({"dataframe_split": {"columns": ["review"], "data": [[text] for text in TEXTS]}})
         expected = load(classifier).predict(pandas.DataFrame({"review": TEXTS}))
-        assert status == 200 and [row["label"] for row in answer["predictions"]] == expected["label"].tolist()
-        status, answer = ask(port, {"dataframe_split": {"columns": ["text"], "data": [["good"]]}})
+        assert status == 200 and answer["predictions"] == expected.to_dict("records")
+        status, answer = ask({"dataframe_split": {"columns": ["text"], "data": [["good"]]}})
         assert status == 400 and "review" in json.dumps(answer)
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
-
-
-def ask(port: int, rows: Any) -> tuple[int, Any]:
-    """Return the status and the answer to a request, once the server is up."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/invocations", json.dumps(rows).encode(), {"Content-Type": "application/json"}
-    )
-    deadline = time.monotonic() + 240
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)

@@ -27,15 +27,7 @@ def class_loss(
 
     Targets are class numbers `(N, ...)` for logits `(N, C, ...)`; with `multi_label`, truth values `(N, C)`.
 
-    Args:
-        num_classes: number of classes C.
-        loss: 'cross_entropy', or 'focal' as in Lin et al. 2017, arXiv:1708.02002.
-        gamma: exponent of the focal loss, at least 0; 0 is cross entropy.
-        class_weights: weight of each class. The mean over targets is sum_i w[y_i] l_i / sum_i w[y_i], as torch's; with
-            `multi_label`, w multiplies the loss where the class is present, as torch's `pos_weight`.
-        label_smoothing: share of the probability that is spread evenly over the classes, in [0, 1); with `multi_label`,
-            over the two answers for each class.
-        multi_label: whether a sample has any number of classes.
+    For the arguments see `runner.models.classification.ClassificationModel`.
 
     Raises:
         ValueError: an argument is out of range, or there is not one weight for each class.

@@ -31,12 +31,14 @@ class ClassificationModel(SupervisedModel):
         metrics: torchmetrics by name; None is the accuracy, `MulticlassAccuracy` or `MultilabelAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`.
         targets: the entry of the batch with the targets.
-        class_weights: weight of each class in the loss; see `class_loss`. In a config also 'balanced': n / (C n_c) for
-            the n_c of n training samples that have class c.
-        label_smoothing: share of the probability that is spread evenly over the classes, in [0, 1). The loss of
-            evaluations is smoothed too, unlike with the algorithm `LabelSmoothing`.
-        loss: 'cross_entropy' or 'focal'.
-        gamma: exponent of the focal loss.
+        class_weights: weight of each class in the loss. The mean over targets is sum_i w[y_i] l_i / sum_i w[y_i], as
+            torch's; with `multi_label`, w multiplies the loss where the class is present, as torch's `pos_weight`. In a
+            config also 'balanced': n / (C n_c) for the n_c of n training samples that have class c.
+        label_smoothing: share of the probability that is spread evenly over the classes, in [0, 1); with `multi_label`,
+            over the two answers for each class. The loss of evaluations is smoothed too, unlike with the algorithm
+            `LabelSmoothing`.
+        loss: 'cross_entropy', or 'focal' as in Lin et al. 2017, arXiv:1708.02002.
+        gamma: exponent of the focal loss, at least 0; 0 is cross entropy.
         multi_label: whether a sample has any number of classes.
         classes: names of the classes, in order; None: a config takes them from the data, if it has names.
 
@@ -99,12 +101,13 @@ class ClassificationModel(SupervisedModel):
 
         With `multi_label`, the prediction holds a truth value for each class, `(N, C)`.
         """
+        return super().predictions(batch, self._columns(outputs))
+
+    def _columns(self, outputs: Tensor) -> dict[str, Tensor]:
         logits = outputs.float()
         if self.multi_label:
-            columns = {"prediction": logits > 0, "probabilities": logits.sigmoid()}
-        else:
-            columns = {"prediction": outputs.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
-        return super().predictions(batch, columns)
+            return {"prediction": logits > 0, "probabilities": logits.sigmoid()}
+        return {"prediction": outputs.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
 
     def _metric_targets(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
         """Return the class numbers; targets that are probabilities become their most probable class."""

@@ -11,16 +11,15 @@ from torch.nn.functional import interpolate
 
 from runner.failures.checks import check_whole
 from runner.models.class_losses import CrossEntropy, check_class_weights
-from runner.models.classification import check_names
+from runner.models.classification import ClassificationModel
 from runner.models.entries import Entries, pick
-from runner.models.supervised import SupervisedModel
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-class SegmentationModel(SupervisedModel):
-    """A `SupervisedModel` that predicts a class for each pixel, with cross entropy, mean IoU and pixel accuracy.
+class SegmentationModel(ClassificationModel):
+    """A `ClassificationModel` for the class of each pixel, with cross entropy, mean IoU and pixel accuracy.
 
     The loss is the mean over all pixels of the global batch that are not ignored, for any number of microbatches and
     ranks. The targets are class numbers `(N, H, W)`, int64.
@@ -29,14 +28,12 @@ class SegmentationModel(SupervisedModel):
         module: maps images `(N, 3, H, W)` to logits `(N, C, h, w)`, alone or as the entry `out` or `logits` of a
             mapping, as torchvision's and transformers' models return them. Logits of another size are resized
             bilinearly to the size of the images.
-        num_classes: number of classes C, at least 2.
         ignore_index: the target of pixels that count neither in the loss nor in the metrics.
-        class_weights: weight of each class in the loss; None weighs all classes equally.
         metrics: torchmetrics by name; None means `MeanIoU`, the mean over classes of the intersection over union, and
             `PixelAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`. The images come first.
         targets: the entry of the batch with the targets.
-        classes: names of the classes, in order; None: a config takes them from the data, if it has names.
+        num_classes, class_weights, classes: see `ClassificationModel`.
 
     Raises:
         ValueError: an argument is out of range, or the number of names or weights is not `num_classes`.
@@ -53,20 +50,12 @@ class SegmentationModel(SupervisedModel):
         targets: int | str = 1,
         classes: Sequence[str] | None = None,
     ) -> None:
-        check_whole("num_classes", num_classes, 2)
         check_whole("ignore_index", ignore_index, -100)
         weight = None if class_weights is None else check_class_weights(class_weights, num_classes)
         loss_fn = CrossEntropy(weight, label_smoothing=0.0)
         loss_fn.ignore_index = ignore_index
-        super().__init__(module, loss_fn, metrics, inputs, targets)
-        self.num_classes = num_classes
+        super().__init__(module, num_classes, loss_fn, metrics, inputs, targets, classes=classes)
         self.ignore_index = ignore_index
-        self.class_names: list[str] | None = None if classes is None else check_names(classes, num_classes)
-        self._has_own_metrics = metrics is not None
-
-    def name_classes(self, names: Sequence[str]) -> None:
-        """Set the names of the classes, in order, for exports."""
-        self.class_names = [*names]
 
     def forward(self, batch: Any) -> Tensor:
         """Return the logits `(N, C, H, W)` of the images of a batch."""
@@ -92,7 +81,7 @@ class SegmentationModel(SupervisedModel):
             "PixelAccuracy": classification.MulticlassAccuracy(self.num_classes, average="micro", **options),
         }
 
-    def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Return the most probable class of each pixel as `prediction`, and the `target`, both `(N, H, W)`."""
+    def _columns(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the most probable class of each pixel, `(N, H, W)`."""
         dtype = torch.uint8 if self.num_classes <= 256 else torch.int64
-        return super().predictions(batch, {"prediction": outputs.argmax(dim=1).to(dtype)})
+        return {"prediction": outputs.argmax(dim=1).to(dtype)}

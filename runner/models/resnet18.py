@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor, nn
+from torch import nn
 
 from runner.failures.checks import check_counts
-from runner.models.resnet8 import BasicBlock, flops_of_residual_network
+from runner.models.resnet8 import BasicBlock, ResidualNetwork
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages, two blocks each
 
 
-class ResNet18(nn.Module):
+class ResNet18(ResidualNetwork):
     """A stem, eight residual blocks in four stages, global average pooling and a linear layer: 11 million weights.
 
     Source: He et al. 2015, "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385; with
@@ -29,7 +27,6 @@ class ResNet18(nn.Module):
     """
 
     def __init__(self, in_channels: int = 3, num_classes: int = 10, small_images: bool = True) -> None:
-        super().__init__()
         check_counts(in_channels=in_channels, num_classes=num_classes)
         kernel, stride = (3, 1) if small_images else (7, 2)
         stem: list[nn.Module] = [
@@ -39,20 +36,7 @@ class ResNet18(nn.Module):
         ]
         if not small_images:
             stem.append(nn.MaxPool2d(3, stride=2, padding=1))
-        self.stem = nn.Sequential(*stem)
         blocks: list[nn.Module] = []
         for previous, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False):
             blocks += [BasicBlock(previous, width, stride=1 if previous == width else 2), BasicBlock(width, width)]
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(WIDTHS[-1], num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits `(N, C)`."""
-        return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
-
-    def flops_per_sample(self, shape: Sequence[int]) -> float:
-        """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`."""
-        return flops_of_residual_network(self.stem, self.blocks, self.head, shape)
+        super().__init__(nn.Sequential(*stem), nn.Sequential(*blocks), nn.Linear(WIDTHS[-1], num_classes))

@@ -42,7 +42,42 @@ class BasicBlock(nn.Module):
         return F.relu(residual + self.shortcut(x))
 
 
-class ResNet8(nn.Module):
+class ResidualNetwork(nn.Module):
+    """A stem, residual blocks, global average pooling and a linear layer, with the initial weights of He et al."""
+
+    def __init__(self, stem: nn.Sequential, blocks: nn.Sequential, head: nn.Linear) -> None:
+        super().__init__()
+        self.stem = stem
+        self.blocks = blocks
+        self.head = head
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits `(N, C)`."""
+        return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+
+    def flops_per_sample(self, shape: Sequence[int]) -> float:
+        """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`.
+
+        They are six for each weight of a convolution and each pixel of its output, and six for each weight of the head:
+        one multiplication and one addition, in the forward pass and twice in the backward pass. Biases, norms and
+        activations are not counted.
+        """
+        height, width = shape[-2:]
+        multiplied = _count_weights(self.head, 2)
+        for part in (*self.stem, *self.blocks):
+            first = part.conv1 if isinstance(part, BasicBlock) else part
+            strides = getattr(first, "stride", 1)
+            stride = strides if isinstance(strides, int) else strides[0]
+            height = math.ceil(height / stride)
+            width = math.ceil(width / stride)
+            multiplied += _count_weights(part, 4) * height * width
+        return 6.0 * multiplied
+
+
+class ResNet8(ResidualNetwork):
     """A stem, three residual blocks of rising width, global average pooling and a linear layer.
 
     Args:
@@ -55,47 +90,12 @@ class ResNet8(nn.Module):
     """
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10, width: int = 16) -> None:
-        super().__init__()
         check_counts(in_channels=in_channels, num_classes=num_classes, width=width)
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-        )
-        self.blocks = nn.Sequential(
+        stem = nn.Sequential(nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        blocks = nn.Sequential(
             BasicBlock(width, width), BasicBlock(width, 2 * width, stride=2), BasicBlock(2 * width, 4 * width, stride=2)
         )
-        self.head = nn.Linear(4 * width, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits `(N, C)`."""
-        return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
-
-    def flops_per_sample(self, shape: Sequence[int]) -> float:
-        """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`."""
-        return flops_of_residual_network(self.stem, self.blocks, self.head, shape)
-
-
-def flops_of_residual_network(
-    stem: nn.Sequential, blocks: nn.Sequential, head: nn.Module, shape: Sequence[int]
-) -> float:
-    """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`.
-
-    They are six for each weight of a convolution and each pixel of its output, and six for each weight of the head: one
-    multiplication and one addition, in the forward pass and twice in the backward pass. Biases, norms and activations
-    are not counted.
-    """
-    height, width = shape[-2:]
-    multiplied = _count_weights(head, 2)
-    for part in (*stem, *blocks):
-        first = part.conv1 if isinstance(part, BasicBlock) else part
-        strides = getattr(first, "stride", 1)
-        stride = strides if isinstance(strides, int) else strides[0]
-        height = math.ceil(height / stride)
-        width = math.ceil(width / stride)
-        multiplied += _count_weights(part, 4) * height * width
-    return 6.0 * multiplied
+        super().__init__(stem, blocks, nn.Linear(4 * width, num_classes))
 
 
 def _count_weights(module: nn.Module, dimensions: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,6 @@ from runner.files.whole import read_object
 
 BASE = "base.json"
 """File of a checkpoint that names the bases of its model, by the path of the module."""
-_ATTRIBUTE = "checkpoint_base"
 
 log = logging.getLogger("runner")
 
@@ -52,14 +51,9 @@ def digest_of(weights: Mapping[str, nn.Parameter]) -> str:
         return digest(dict(zip(weights, digests, strict=True)))
 
 
-def set_base(module: nn.Module, base: Base) -> None:
-    """Let checkpoints leave out the weights of a base, as long as they stay frozen."""
-    setattr(module, _ATTRIBUTE, base)
-
-
 def bases_of(model: nn.Module) -> dict[str, Base]:
-    """Return the bases of a model by the path of the module that has one."""
-    bases = {name: getattr(module, _ATTRIBUTE, None) for name, module in model.named_modules()}
+    """Return the bases of a model by the path of the module that has one, in its attribute `checkpoint_base`."""
+    bases = {name: getattr(module, "checkpoint_base", None) for name, module in model.named_modules()}
     return {name: base for name, base in bases.items() if isinstance(base, Base)}
 
 
@@ -79,8 +73,7 @@ def state_to_save(model: nn.Module) -> dict[str, Any]:
 def left_out(model: nn.Module) -> set[int]:
     """Return the ids of the parameters that a checkpoint leaves out now. All ranks that save a part of the model."""
     forget_changed(model)
-    names = {*_names(bases_of(model))}
-    return {id(weight) for name, weight in model.named_parameters() if name in names}
+    return _ids(model)
 
 
 def describe_bases(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -124,16 +117,16 @@ def names_in_base(model: nn.Module, weights: Mapping[str, Any], checkpoint: Path
         if own[path].digest and own[path].digest != facts.get("digest"):
             reason = f"{needed}, whose digest is {facts.get('digest')}; these weights have {own[path].digest}. Give"
             raise wrong_argument(key, own[path].name, f"{reason} {key}=<a folder or a model with those weights>")
-    shared = {id(weight) for name, weight in model.named_parameters() if name in {*_names(own)}}
+    shared = _ids(model)
     tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in shared}
     return {name for name in model.state_dict() if parameter_of(name) in tied} - weights.keys()
 
 
 def forget_base(model: nn.Module, loaded: Iterable[str]) -> None:
     """Save weights in later checkpoints that were loaded from elsewhere than the base."""
-    names = {*loaded}
     for path, base in bases_of(model).items():
-        base.weights -= {name for name in base.weights if _join(path, name) in names}
+        prefix = f"{path}." if path else ""
+        base.weights -= {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
 
 
 def forget_changed(model: nn.Module) -> None:
@@ -169,9 +162,7 @@ def _sums(weights: Sequence[nn.Parameter]) -> list[int]:
     return torch.stack(sums).tolist() if sums else []  # the intended sync
 
 
-def _names(bases: Mapping[str, Base]) -> Iterator[str]:
-    return (_join(path, name) for path, base in bases.items() for name in base.weights)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _ids(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that are in a base."""
+    bases = [(model.get_submodule(path), base) for path, base in bases_of(model).items()]
+    return {id(weight) for part, base in bases for name, weight in part.named_parameters() if name in base.weights}

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,14 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
         listed = tuple("null" if other is None else other for other in allowed)
         raise wrong_argument(name, value, reason, allowed=listed, meant="".join(near[:1]))
+
+
+def check_keys(name: str, value: Mapping[str, Any], known: Collection[str], owner: str) -> None:
+    """Check that a mapping has only known keys; `owner` describes in the message what they belong to."""
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
+            raise wrong_argument(name, dict(value), f"{owner} has no {key!r}; did you mean {near!r}?")
 
 
 def check_flag(name: str, value: Any, none: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from runner.checkpoints.base import Base, digest_of, parameter_of, set_base
+from runner.checkpoints.base import Base, digest_of, parameter_of
 from runner.distributed.ranks import get_local_rank
+from runner.failures.checks import check_keys
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 from runner.models.hf.tasks import TASKS
@@ -26,10 +26,7 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
     """
     peft = import_hf("peft")
     known = sorted({field.name for field in fields(peft.LoraConfig) if field.init} - {"task_type", "inference_mode"})
-    for key in lora:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-            raise wrong_argument("lora", dict(lora), f"peft's LoraConfig has no {key!r}; did you mean {near[0]!r}?")
+    check_keys("lora", lora, known, "peft's LoraConfig")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft copes with what it warns about, and with old names of transformers
@@ -59,4 +56,4 @@ def leave_out(module: Any, base: Base, ids: set[int]) -> None:
     """Let checkpoints leave out the parameters of a base, by their ids, that peft has frozen in a module."""
     parameters = module.named_parameters()
     base.weights = {key for key, weight in parameters if id(weight) in ids and not weight.requires_grad}
-    set_base(module, base)
+    module.checkpoint_base = base

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runner.failures.checks import check_whole
-from runner.failures.errors import wrong_argument
+from runner.failures.checks import check_whole, refuse_if
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.network import HFNetwork
+from runner.models.hf.tasks import positions_of
 
 
 class HFCausalLM(HFNetwork):
@@ -21,15 +21,9 @@ class HFCausalLM(HFNetwork):
     Only the loss of a language model is trained; the loss that a mixture of experts adds for routing is left out.
 
     Args:
-        name: see `HFNetwork`.
-        pretrained: see `HFNetwork`.
-        overrides: see `HFNetwork`.
-        attention: see `HFNetwork`.
         context: the longest sequence, in tokens; None is the number of the model's positions.
-        revision: see `HFNetwork`.
-        lora: see `HFNetwork`.
-        quantization: see `HFNetwork`.
-        added_tokens: see `HFNetwork`.
+
+    For the other arguments see `HFNetwork`.
 
     Raises:
         FileNotFoundError: there is no model of that name.
@@ -53,13 +47,13 @@ class HFCausalLM(HFNetwork):
         self._max_length = context
         options = (overrides, attention, revision, lora, quantization, added_tokens)
         super().__init__(name, "causal_lm", pretrained, None, *options)
-        self.context = self._positions(self.config) if context is None else context
+        self.context = positions_of(self.config) if context is None else context
 
     def check_config(self, config: Any, name: str) -> None:
-        positions = self._positions(config)
-        if self._max_length is not None and positions is not None and self._max_length > positions:
-            reason = f"{name!r} has {positions} positions; give at most that many, or choose another model"
-            raise wrong_argument("context", self._max_length, reason)
+        positions = positions_of(config)
+        is_longer = self._max_length is not None and positions is not None and self._max_length > positions
+        reason = f"{name!r} has {positions} positions; give at most that many, or choose another model"
+        refuse_if(is_longer, "context", self._max_length, reason)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokens: Tensor, positions: Tensor | None = None
@@ -106,7 +100,3 @@ class HFCausalLM(HFNetwork):
         looked_up = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         looked_up.discard(id(getattr(self.base.get_output_embeddings(), "weight", None)))
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)
-
-    @staticmethod
-    def _positions(config: Any) -> int | None:
-        return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)

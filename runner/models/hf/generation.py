@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
@@ -13,12 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from runner.core.randomness import stream_seed
 from runner.data.text.tokenizer import load_pretrained_tokenizer
-from runner.failures.checks import check_number, check_whole, refuse_if
+from runner.failures.checks import check_keys, check_number, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 from runner.models.hf.loading import quiet_transformers
 from runner.models.hf.network import HFNetwork
 from runner.models.hf.reading import one_sequence_per_row
+from runner.models.hf.tasks import positions_of
 from runner.models.language import IGNORED_TARGET
 
 OWN = {"prompt_tokens": None, "seed": 0, "do_sample": False, "temperature": 1.0, "top_k": None, "top_p": None}
@@ -59,11 +59,8 @@ class Generator:
         refuse_if(task not in ("causal_lm", "seq2seq_lm"), "generation", dict(options), f"{allowed}, not {task}")
         reason = "generation needs the model's tokenizer, a folder or a name on the Hub"
         refuse_if(tokenizer is None, "tokenizer", None, reason)
-        known = {**import_hf("transformers").GenerationConfig().to_dict(), **OWN}
-        for name in options:
-            if name not in known or name in ("max_length", "num_return_sequences"):
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
-                raise wrong_argument("generation", dict(options), f"{name!r} cannot be set; did you mean {near!r}?")
+        known = {*import_hf("transformers").GenerationConfig().to_dict(), *OWN} - {"max_length", "num_return_sequences"}
+        check_keys("generation", options, sorted(known), "generation")
         own = {**OWN, **{name: value for name, value in options.items() if name in OWN}}
         check_whole("max_new_tokens", options.get("max_new_tokens"), 1, "a number of tokens")
         check_whole("num_beams", options.get("num_beams", 1), 1)
@@ -81,12 +78,11 @@ class Generator:
         self._own = own
         self._tokenizer = load_pretrained_tokenizer(str(tokenizer), network.added_tokens)
         self._config = self._make_config(network.base, {name: options[name] for name in options if name not in OWN})
-        positions = getattr(network, "context", None) or _positions(network.config) if task == "causal_lm" else None
-        self._longest = None if positions is None else positions - self._config.max_new_tokens
+        positions = getattr(network, "context", None) or positions_of(network.config) if task == "causal_lm" else None
+        new = self._config.max_new_tokens
+        self._longest = None if positions is None else positions - new
         reason = f"leaves no room for a prompt in the {positions} positions of the model"
-        refuse_if(
-            self._longest is not None and self._longest < 1, "max_new_tokens", self._config.max_new_tokens, reason
-        )
+        refuse_if(self._longest is not None and self._longest < 1, "max_new_tokens", new, reason)
 
     def _make_config(self, base: Any, options: Mapping[str, Any]) -> Any:
         """Return transformers' config, with the end and padding tokens of the model, or else of the tokenizer."""
@@ -202,7 +198,3 @@ def _labeled(labels: Tokens) -> Tokens:
 
 def _until(tokens: Tokens, ends: Collection[int]) -> Tokens:
     return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
-
-
-def _positions(config: Any) -> int | None:
-    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)

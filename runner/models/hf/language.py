@@ -51,9 +51,7 @@ class HFLanguageModel(LanguageModel, WritingModel):
             ValueError: rows hold several documents.
         """
         if len(batch) > 2:
-            raise ValueError(
-                "generation: rows hold several documents, so they have no prompt; set pack_documents=false"
-            )
+            raise ValueError("generation: rows hold several documents, which have no prompt; set pack_documents=false")
         inputs, targets = batch
         last = targets[:, -1:]
         tokens = torch.cat([inputs, last.clamp(min=0)], 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import os
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from runner.distributed.ranks import get_global_rank
+from runner.failures.checks import check_keys, check_one_of
 from runner.failures.errors import wrong_argument
 from runner.failures.facts import argument_of
 from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
@@ -89,9 +89,8 @@ def find_config(name: str, revision: str | None, task: str, pretrained: bool) ->
         raise type(config)(*config.args)
     if type(config) not in getattr(transformers, TASKS[task].mapping):
         kind = config.model_type
-        raise wrong_argument(
-            "name", name, f"transformers has no {kind!r} model for task={task!r}; choose another model"
-        )
+        reason = f"transformers has no {kind!r} model for task={task!r}; choose another model"
+        raise wrong_argument("name", name, reason)
     return config
 
 
@@ -114,12 +113,7 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
         ValueError: the config has no such entry, or refuses the value.
     """
     known = sorted({*config.to_dict(), *config.attribute_map} - {"transformers_version", "model_type", "_name_or_path"})
-    for key in overrides:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-            raise wrong_argument(
-                "overrides", dict(overrides), f"the config of {name!r} has no {key!r}; did you mean {near[0]!r}?"
-            )
+    check_keys("overrides", overrides, known, f"the config of {name!r}")
     if not overrides:
         return config
     named = {config.attribute_map.get(key, key): value for key, value in overrides.items()}
@@ -144,10 +138,8 @@ def check_attention(attention: str | None) -> None:
     """Raise ValueError if transformers does not know this implementation of attention."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if attention is not None and attention not in known and "/" not in attention:  # the Hub's kernels are owner/kernel
-        near = difflib.get_close_matches(attention, known, n=1, cutoff=0.0)[0]
-        raise wrong_argument("attention", attention, f"unknown attention implementation; did you mean {near!r}?")
+    if "/" not in (attention or ""):  # the Hub's kernels are owner/kernel
+        check_one_of("attention", attention, (None, "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()))
 
 
 def load_network(
@@ -176,9 +168,8 @@ def load_network(
     except (ImportError, ValueError) as error:
         if attention is None or argument_of(error) in ("name", "overrides"):
             raise
-        raise wrong_argument(
-            "attention", attention, f"does not work with {name!r}: {_first_sentence(error)}"
-        ) from error
+        reason = f"does not work with {name!r}: {_first_sentence(error)}"
+        raise wrong_argument("attention", attention, reason) from error
     if task == "causal_lm" and getattr(network, "loss_type", "") is None:
         network.loss_type = "ForCausalLM"  # transformers' fallback, which it would warn of
     is_bidirectional = any(getattr(module, "is_causal", None) is False for module in network.modules())
@@ -208,13 +199,10 @@ def _load_weights(
     new = [key for key in unset if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
     missing = [key for key in unset if key not in new]
     if missing:
-        raise wrong_argument(
-            "name",
-            name,
-            f"{len(missing)} of the model's weights are missing or have another shape, such as "
-            f"{missing[0]!r}; change overrides, give pretrained=false for new weights"
-            + (", or set init_weights=in_order, which also converts weights" if is_making_by_name() else ""),
-        )
+        reason = f"{len(missing)} of the model's weights are missing or have another shape, such as {missing[0]!r}"
+        converts = ", or set init_weights=in_order, which also converts weights" if is_making_by_name() else ""
+        remedy = f"change overrides, give pretrained=false for new weights{converts}"
+        raise wrong_argument("name", name, f"{reason}; {remedy}")
     network.new_weights = frozenset(new)
     if get_global_rank() == 0:
         if new:

@@ -13,14 +13,7 @@ from runner.files.values import HubName, KernelOptions
 from runner.models.class_losses import class_loss
 from runner.models.classification import check_names
 from runner.models.hf.network import HFNetwork
-from runner.models.hf.tasks import (
-    default_metrics,
-    is_classifier,
-    is_multi_label,
-    is_regression,
-    name_labels,
-    task_of,
-)
+from runner.models.hf.tasks import default_metrics, is_classifier, is_multi_label, is_regression, name_labels, task_of
 from runner.models.hf.writing import WritingModel
 from runner.models.language import IGNORED_TARGET
 from runner.models.supervised import check_metrics, update_checked
@@ -82,18 +75,16 @@ class HFModel(WritingModel):
         config: Any = module.config
         if multi_label:
             config.problem_type = "multi_label_classification"
-        changed = {"class_weights": class_weights, "label_smoothing": label_smoothing or None, "classes": classes}
-        changed["loss"] = None if loss == "cross_entropy" else loss
-        for name, value in changed.items():
-            reason = f"is for models that classify sequences or tokens, but this is a model for {self.task}"
+        self.multi_label = is_multi_label(self.task, config)
+        changes = {"class_weights": class_weights, "label_smoothing": label_smoothing or None}
+        changes["loss"] = None if loss == "cross_entropy" else loss
+        reason = f"is for models that classify sequences or tokens, but this is a model for {self.task}"
+        for name, value in {**changes, "classes": classes}.items():
             refuse_if(value is not None and not is_classifier(self.task, config), name, value, reason)
-        self.multi_label = self.task == "sequence_classification" and is_multi_label(config)
         self.loss_fn: Any = None
         if is_classifier(self.task, config):
-            described = class_loss(
-                config.num_labels, loss, gamma, class_weights, label_smoothing, multi_label=self.multi_label
-            )
-            self.loss_fn = described if any(changed[name] for name in changed if name != "classes") else None
+            described = class_loss(config.num_labels, loss, gamma, class_weights, label_smoothing, self.multi_label)
+            self.loss_fn = described if any(changes.values()) else None
         mean = read_loss(self.loss_fn)
         self._mean = mean if isinstance(mean, TargetMean) else None
         self.class_names: list[str] | None = None
@@ -117,10 +108,11 @@ class HFModel(WritingModel):
                 "a mapping, such as {'input_ids': ..., 'labels': ...}, which data=hf_dataset makes with a tokenizer"
             )
             raise TypeError(f"a batch of type {type(batch).__name__}: {type(self).__name__} needs {needed}")
+        config = self.module.config
         labels = batch.get("labels")
         if labels is None and self.task == "seq2seq_lm" and self.generates:
             return {}  # without labels the decoder has no input, and the texts are generated later
-        if labels is not None and self._needs_float_labels():
+        if labels is not None and (is_regression(self.task, config) or is_multi_label(self.task, config)):
             batch = {**batch, "labels": labels.float()}
         if self.loss_fn is not None:
             batch = self.without_targets(batch)
@@ -189,9 +181,9 @@ class HFModel(WritingModel):
             return super().predictions(batch, outputs)
         logits = outputs["logits"].float()
         targets = {"target": batch["labels"]} if "labels" in batch else {}
-        if self.task == "sequence_classification" and is_regression(self.module.config):
+        if is_regression(self.task, self.module.config):
             return {**targets, "prediction": logits.squeeze(-1)}
-        if self.task == "sequence_classification" and is_multi_label(self.module.config):
+        if is_multi_label(self.task, self.module.config):
             return {**targets, "prediction": logits > 0, "probabilities": logits.sigmoid()}
         probabilities = {"probabilities": logits.softmax(-1)} if logits.ndim == 2 else {}
         return {**targets, "prediction": logits.argmax(-1), **probabilities}
@@ -211,10 +203,6 @@ class HFModel(WritingModel):
     def without_targets(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch without labels, as inference sees it."""
         return {name: value for name, value in batch.items() if name != "labels"}
-
-    def _needs_float_labels(self) -> bool:
-        config = self.module.config
-        return self.task == "sequence_classification" and (is_regression(config) or is_multi_label(config))
 
     def _are_token_labels(self, labels: Any) -> bool:
         return isinstance(labels, Tensor) and self.task not in (None, "sequence_classification")

@@ -89,8 +89,8 @@ def load_trained(checkpoint: Path, base: str | None = None) -> HFNetwork:
         FileNotFoundError: there is no model of that name.
         ValueError: the run's model has no HFNetwork, its base differs, or an algorithm has changed its layers.
     """
-    config = read_config(checkpoint) or {}
-    options: dict[str, Any] = dict(config.get("model", {}).get("module") or {})
+    described = (read_config(checkpoint) or {}).get("model", {})
+    options: dict[str, Any] = dict(described.get("module") or {})
     kind = KINDS.get(options.pop("_target_", ""))
     if kind is None:
         reason = "its model is neither model=hf_model nor model=hf_causal_lm, so transformers could not load it"
@@ -107,7 +107,6 @@ def load_trained(checkpoint: Path, base: str | None = None) -> HFNetwork:
         )
         raise wrong_argument("run", str(checkpoint), reason)
     holder.load_state_dict(weights, strict=False)
-    described = config.get("model", {})
     if described.get("multi_label"):
         model.config.problem_type = "multi_label_classification"
     if described.get("classes"):

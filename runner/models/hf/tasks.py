@@ -76,26 +76,31 @@ def default_metrics(task: str | None, config: Any, train: bool) -> dict[str, Any
     labels = config.num_labels
     # Validating the arguments would read the targets back from the device at every batch.
     options = {"ignore_index": IGNORED_TARGET, "validate_args": False}
-    if task == "sequence_classification" and is_regression(config):
+    if is_regression(task, config):
         return {"MeanSquaredError": import_torchmetrics().MeanSquaredError()}
-    if task == "sequence_classification" and is_multi_label(config):
+    if is_multi_label(task, config):
         return {"MultilabelAccuracy": classification.MultilabelAccuracy(labels, validate_args=False)}
     return {"MulticlassAccuracy": classification.MulticlassAccuracy(labels, average="micro", **options)}
 
 
-def is_regression(config: Any) -> bool:
-    """Return whether a model for sequence classification predicts numbers instead of classes."""
-    return config.problem_type == "regression" or config.num_labels == 1
+def is_regression(task: str | None, config: Any) -> bool:
+    """Return whether a model predicts numbers for sequences."""
+    return task == "sequence_classification" and (config.problem_type == "regression" or config.num_labels == 1)
 
 
-def is_multi_label(config: Any) -> bool:
-    """Return whether a model for sequence classification predicts a truth value for each class."""
-    return config.problem_type == "multi_label_classification"
+def is_multi_label(task: str | None, config: Any) -> bool:
+    """Return whether a model predicts a truth value for each class of a sequence."""
+    return task == "sequence_classification" and config.problem_type == "multi_label_classification"
 
 
 def is_classifier(task: str | None, config: Any) -> bool:
     """Return whether a model gives sequences or tokens one class of several, or several classes."""
-    return task == "token_classification" or (task == "sequence_classification" and not is_regression(config))
+    return task in ("sequence_classification", "token_classification") and not is_regression(task, config)
+
+
+def positions_of(config: Any) -> int | None:
+    """Return the longest sequence, in tokens, that a language model takes; None if its config does not say."""
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def name_labels(config: Any, names: Sequence[str]) -> None:

@@ -193,7 +193,7 @@ def test_a_model_that_sees_both_sides_needs_to_be_told(folders: dict[str, str]):
         ("gpt2", {"overrides": {"n_layer": "two"}}, "overrides=.* rejects them: .*expected int"),
         ("gpt2", {"overrides": {"n_layer": 3}}, "12 of the model's weights are missing .* pretrained=false"),
         ("gpt2", {"overrides": {"n_embd": 64}}, "28 of the model's weights are missing or have another shape"),
-        ("gpt2", {"attention": "spda"}, "attention='spda': unknown attention implementation; did you mean 'sdpa'"),
+        ("gpt2", {"attention": "spda"}, "attention='spda': must be one of None, 'eager', .*; did you mean 'sdpa'"),
         ("bloom", {"attention": "sdpa", "pretrained": False}, "attention='sdpa': does not work with '.*bloom'"),
         ("gpt2", {"context": 129}, "context=129: '.*gpt2' has 128 positions"),
         ("gpt2", {"context": 0}, "context=0: must be a number of tokens, at least 1, or None"),

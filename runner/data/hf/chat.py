@@ -17,50 +17,31 @@ from torch import Tensor
 
 from runner.data.fake import data_function
 from runner.data.hf.conversations import END, ChatTokenizer, encode_rows
-from runner.data.hf.splits import Part, Source, Splits, load_parts
+from runner.data.hf.splits import Part, SplitArguments, load_parts
 from runner.data.loaders import OrderedLoader
 from runner.data.text.packing import IGNORED, PackedWindows, loaders_of
 from runner.data.text.token_cache import TokenCache
-from runner.data.text.windows import PARTS, WindowSizes, check_eval_share, check_windows
+from runner.data.text.windows import PARTS
 from runner.distributed.ranks import get_global_rank
 from runner.failures.checks import refuse_if
-from runner.files.values import HubName, LocalPath
+from runner.files.values import HubName
 from runner.libraries.hugging_face import bars_on_terminals
 
 log = logging.getLogger("runner")
 
 
 @dataclass(frozen=True)
-class ConversationSource(WindowSizes):
+class ConversationSource(SplitArguments):
     """The arguments that say where conversations are, and how they become tokens.
 
     Args:
-        name: a name on the Hub; a folder, also one that `datasets` saved; or json, csv or parquet with data_files.
-        config: the data set's configuration; None is its default.
-        data_files, data_dir: a file, a list of files, or a dict of them by split; or a folder to read whole.
-        split, eval_split, test_split: splits to train, evaluate and test on. Without an eval_split, rows of split are
-            drawn by seed for evaluation; without a test_split there is no test loader.
-        eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
-        tokenizer: a folder or a name on the Hub, for transformers' AutoTokenizer.
-        added_tokens: texts that become tokens of their own, in this order, unless they are.
         context: tokens in a window; longer conversations are cut.
-        cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
-        seed: seed of the order, and of the rows drawn for evaluation.
+
+    For the other arguments see `SplitArguments`.
     """
 
     name: HubName = "json"
-    config: str | None = None
-    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None
-    data_dir: LocalPath | None = None
-    split: str = "train"
-    eval_split: str | None = None
-    eval_share: float = 0.1
-    test_split: str | None = None
-    tokenizer: HubName | None = None
-    added_tokens: Sequence[str] = ()
     context: int = 512
-    cache: LocalPath | None = "~/.cache/exactrun/tokens"
-    seed: int = 0
 
     def read_parts(self, *columns: str) -> list[Part]:
         """Check the arguments, and return the rows to train, to evaluate and perhaps to test on.
@@ -68,11 +49,7 @@ class ConversationSource(WindowSizes):
         Args:
             columns: columns that may hold messages.
         """
-        check_windows(self)
-        if self.eval_split is None:
-            check_eval_share(self.eval_share)
-        source = Source(self.name, self.config, self.data_files, self.data_dir)
-        splits = Splits(self.split, self.eval_split, self.test_split)
+        source, splits = self.checked_source()
         with bars_on_terminals("datasets", "huggingface_hub"):
             parts = load_parts(source, splits, self.eval_share, self.seed)
         if get_global_rank() == 0:
@@ -103,7 +80,7 @@ class Chat(ConversationSource):
         prompt, response: instead of messages: two columns of texts, of which only the response is trained.
         pack: whether a window holds several conversations, packed by best fit; otherwise it holds one.
 
-    For the other arguments see `ConversationSource` and `WindowSizes`.
+    For the other arguments see `SplitArguments` and `WindowSizes`.
 
     Raises:
         OSError, ModuleNotFoundError, ValueError: data or a library is missing, or an argument does not fit the data.

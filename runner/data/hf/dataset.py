@@ -38,21 +38,14 @@ import torch
 from runner.data.fake import FakeLoader, data_function
 from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.multi_label import COLUMN, with_truth_values
-from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
+from runner.data.hf.splits import Part, Source, SplitArguments, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.streaming import MakeSamples, StreamLoader, open_stream, token_windows
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
 from runner.data.text.packing import document_ends, end_token, packed_loaders
 from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
-from runner.data.text.windows import (
-    WindowSizes,
-    check_eval_share,
-    check_windows,
-    fake_window_loaders,
-    next_token,
-    window_loaders,
-)
+from runner.data.text.windows import fake_window_loaders, next_token, window_loaders
 from runner.distributed.ranks import get_global_rank
 from runner.failures.checks import check_whole, refuse_if
 from runner.files.values import HubName, LocalPath
@@ -64,28 +57,19 @@ _NEEDS_ALL = "all rows are needed at once: leave streaming out"
 
 
 @dataclass(frozen=True)
-class HFDataset(WindowSizes):
+class HFDataset(SplitArguments):
     """Return a training, an evaluation and perhaps a test loader; the top of this file describes their batches.
 
     Args:
-        name: a name on the Hub; a folder, also one that `datasets` saved; or csv, json, parquet, imagefolder, ... with
-            data_files or data_dir.
-        config: the data set's configuration, such as wikitext-2-raw-v1; None is its default.
-        data_files, data_dir: a file, a list of files, or a dict of them by split; or a folder to read whole.
-        split, eval_split, test_split: splits to train, evaluate and test on, such as train or train[:10%]. Without an
-            eval_split, rows of split are drawn by seed for evaluation; without a test_split there is no test loader.
-        eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modeling.
         inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, depending on `task`.
             Several targets are columns of 0 and 1, one for each class; see `with_truth_values`.
         classes: class names in order, if targets are names, including classes only in other data; None: sorted names.
         tokenizer: tokenizer for texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None: bytes.
-        added_tokens: texts that become tokens of the tokenizer, in this order, unless they are.
         pack_documents: whether rows of `text` stay whole, with a tokenizer; see `PackedWindows`.
         task: task of the model, for texts with a tokenizer; None is 'sequence_classification'.
         context: window length for `text`, or maximum length of a sample for inputs that are texts, in tokens.
         eval_tokens: maximum number of tokens of `text` to evaluate; None evaluates all.
-        cache: folder in which tokens of `text` are cached; None tokenizes at each start, on each rank.
         image_size: height and width of images, in pixels; None leaves images as they are.
         batch_size, eval_batch_size: windows or samples in a training batch, or in an evaluation or test batch, all
             ranks together.
@@ -93,34 +77,25 @@ class HFDataset(WindowSizes):
         streaming: whether to read rows as they come, without loading or converting the data set first.
         shuffle_buffer: with streaming, number of rows in memory from which the next is drawn, on each worker; 0 trains
             on rows in the order of the files.
-        seed: seed of the order, and of the rows drawn for evaluation.
+
+    For the other arguments see `SplitArguments`.
 
     Raises:
         OSError, ModuleNotFoundError, ValueError: data or a library is missing, or an argument does not fit the data.
     """
 
     name: HubName = "Salesforce/wikitext"
-    config: str | None = None
-    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None
-    data_dir: LocalPath | None = None
-    split: str = "train"
     eval_split: str | None = "validation"
-    eval_share: float = 0.1
-    test_split: str | None = None
     text: str | None = None
     inputs: str | Sequence[str] | None = None
     targets: str | Sequence[str] | None = None
     classes: Sequence[str] | None = None
-    tokenizer: HubName | None = None
-    added_tokens: Sequence[str] = ()
     pack_documents: bool = False
     task: str | None = None
-    cache: LocalPath | None = "~/.cache/exactrun/tokens"
     image_size: int | None = None
     num_workers: int = 2
     streaming: bool = False
     shuffle_buffer: int = 1000
-    seed: int = 0
 
     def load(self) -> tuple[OrderedLoader, ...] | tuple[StreamLoader, ...]:
         """Return the loaders."""
@@ -150,8 +125,7 @@ class HFDataset(WindowSizes):
     ) -> tuple[StreamLoader, ...]:
         """Return loaders of rows that are read as they come."""
         with bars_on_terminals("datasets", "huggingface_hub"):
-            named = splits._asdict().items()
-            streams = [open_stream(source, key, split) for key, split in named if split is not None]
+            streams = [open_stream(source, key, split) for key, split in splits.named()]
         make: MakeSamples = iter
         if self.text is not None:
             check_text(streams[0].rows.features, self.text)
@@ -164,12 +138,8 @@ class HFDataset(WindowSizes):
             refuse_if(has_names and self.classes is None, "classes", None, reason)
             used = [*dict.fromkeys((*columns.inputs, *([str(columns.targets)] if columns.targets else [])))]
             parts = _make_datasets([Part(stream.first, None) for stream in streams], columns)
-            refuse_if(
-                parts[0].is_multi_label,
-                "targets",
-                columns.targets,
-                f"each row has any number of classes; for these {_NEEDS_ALL}",
-            )
+            reason = f"each row has any number of classes; for these {_NEEDS_ALL}"
+            refuse_if(parts[0].is_multi_label, "targets", columns.targets, reason)
             collate, transform = parts[0].stack, getattr(parts[0], "normalize", None)
             for part in parts:
                 part.read_from({})
@@ -220,22 +190,18 @@ class HFDataset(WindowSizes):
     def _check(self) -> tuple[_Columns, Source, Splits, Tokenizer]:
         """Check the arguments before anything is read, and return them; the tokenizer is for `text`."""
         columns = self._columns()
-        check_windows(self)
+        source, splits = self.checked_source()
         check_whole("shuffle_buffer", self.shuffle_buffer, 0, "a number of rows")
         if self.streaming:
             self._check_streaming()
-        if self.eval_split is None:
-            check_eval_share(self.eval_share)
         encoder = load_tokenizer(None) if self.text is None else load_tokenizer(self.tokenizer, self.added_tokens)
         if self.pack_documents:
             end_token(encoder)
-        source = Source(self.name, self.config, self.data_files, self.data_dir)
-        return columns, source, Splits(self.split, self.eval_split, self.test_split), encoder
+        return columns, source, splits, encoder
 
     def _check_streaming(self) -> None:
-        refuse_if(
-            self.eval_split is None, "eval_split", None, f"name a split to evaluate on; to draw rows, {_NEEDS_ALL}"
-        )
+        reason = f"name a split to evaluate on; to draw rows, {_NEEDS_ALL}"
+        refuse_if(self.eval_split is None, "eval_split", None, reason)
         refuse_if(self.pack_documents, "pack_documents", True, f"must be False; to pack by best fit, {_NEEDS_ALL}")
         remedy = "leave it out, or name a smaller split to evaluate on"
         refuse_if(self.eval_tokens is not None, "eval_tokens", self.eval_tokens, remedy)
@@ -288,7 +254,7 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
     feature = None if columns.targets is None else features.get(str(columns.targets))
     names = columns.classes
     if columns.task in NAMED and (names is not None or is_text(feature) or hasattr(feature, "feature") or not feature):
-        rows = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
+        rows = [load_split(source, key, split) for key, split in splits.named()]
         (first_rows, *_), columns, names = _with_classes(rows, columns)
         features = first_rows.features
     targets = {"targets": str(columns.targets)}

@@ -33,7 +33,7 @@ class Preferences(ConversationSource):
         chosen, rejected: columns of texts or of lists of messages; lists may begin with the prompt.
         prompt: a column of texts or lists of messages that precede both; None: there is none.
 
-    For the other arguments see `ConversationSource` and `WindowSizes`.
+    For the other arguments see `SplitArguments` and `WindowSizes`.
 
     Raises:
         OSError, ModuleNotFoundError, ValueError: data or a library is missing, or an argument does not fit the data.

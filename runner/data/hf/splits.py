@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,10 @@ import torch
 
 from runner.core.randomness import stream_seed
 from runner.data.text.token_cache import state_of
+from runner.data.text.windows import WindowSizes, check_eval_share, check_windows
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
+from runner.files.values import HubName, LocalPath
 from runner.libraries.hugging_face import import_hf
 
 FROM_FILES = frozenset({"csv", "json", "parquet", "arrow", "text", "xml", "webdataset", "hdf5"})
@@ -37,6 +40,51 @@ class Splits(NamedTuple):
     eval_split: str | None
     test_split: str | None
 
+    def named(self) -> list[tuple[str, str]]:
+        """Return the arguments that name a split, each with the name."""
+        return [(key, split) for key, split in self._asdict().items() if split is not None]
+
+
+@dataclass(frozen=True)
+class SplitArguments(WindowSizes):
+    """The arguments that say where the rows of a data set are, and how their texts become tokens.
+
+    Args:
+        name: a name on the Hub; a folder, also one that `datasets` saved; or csv, json, parquet, imagefolder, ... with
+            data_files or data_dir.
+        config: the data set's configuration, such as wikitext-2-raw-v1; None is its default.
+        data_files, data_dir: a file, a list of files, or a dict of them by split; or a folder to read whole.
+        split, eval_split, test_split: splits to train, evaluate and test on, such as train or train[:10%]. Without an
+            eval_split, rows of split are drawn by seed for evaluation; without a test_split there is no test loader.
+        eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
+        tokenizer: a folder or a name on the Hub, for transformers' AutoTokenizer.
+        added_tokens: texts that become tokens of the tokenizer, in this order, unless they are.
+        cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
+        seed: seed of the order, and of the rows drawn for evaluation.
+    """
+
+    name: HubName
+    config: str | None = None
+    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None
+    data_dir: LocalPath | None = None
+    split: str = "train"
+    eval_split: str | None = None
+    eval_share: float = 0.1
+    test_split: str | None = None
+    _: KW_ONLY
+    tokenizer: HubName | None = None
+    added_tokens: Sequence[str] = ()
+    cache: LocalPath | None = "~/.cache/exactrun/tokens"
+    seed: int = 0
+
+    def checked_source(self) -> tuple[Source, Splits]:
+        """Check the arguments before anything is read, and return where the rows are."""
+        check_windows(self)
+        if self.eval_split is None:
+            check_eval_share(self.eval_share)
+        source = Source(self.name, self.config, self.data_files, self.data_dir)
+        return source, Splits(self.split, self.eval_split, self.test_split)
+
 
 class Part(NamedTuple):
     """Rows to train, evaluate or test on."""
@@ -55,7 +103,7 @@ def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> 
         OSError: the data set does not exist, or the Hub cannot be reached.
         ValueError: a split does not exist or has too few rows to hold some out, or `datasets` refuses an argument.
     """
-    loaded = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
+    loaded = [load_split(source, key, split) for key, split in splits.named()]
     train, *held_out = (Part(rows, _identity(rows)) for rows in loaded)
     return [train, *held_out] if splits.eval_split is not None else [*_divide(train, eval_share, seed), *held_out]
 
@@ -154,13 +202,13 @@ def describe(source: Source, splits: Splits, eval_share: float, text: str | None
     The data set is downloaded and converted only if its description lacks any of this; a local data set is read.
     """
     info = None if is_saved(source.name) else _description(source, splits.split)
-    names = [name for name in splits if name is not None]
+    names = [name for _, name in splits.named()]
     if info is not None and all(name in info.splits for name in names):
         features = info.features
         counts = [info.splits[name].num_examples for name in names]
         sizes = [info.splits[name].num_bytes / max(1, info.splits[name].num_examples) for name in names]
     else:
-        loaded = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
+        loaded = [load_split(source, key, split) for key, split in splits.named()]
         features = loaded[0].features
         counts = [len(rows) for rows in loaded]
         if text is not None:

@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runner.core.randomness import stream_seed
-from runner.data.fake import FakeLoader, faked_by
+from runner.data.fake import FakeLoader, data_function
 from runner.data.loaders import TensorLoader
 from runner.failures.checks import check_counts, check_number, check_whole
 
 
-def _fake(
-    num_classes: int,
-    channels: int,
-    size: int,
-    num_samples: int,
-    batch_size: int,
-    eval_samples: int,
-    eval_batch_size: int,
-    test_samples: int,
-    noise: float,
-    **_: Any,
-) -> tuple[FakeLoader, ...]:
-    _check(num_samples, num_classes, channels, size, noise, eval_samples, test_samples)
-
-    def make(samples: int) -> tuple[Tensor, Tensor]:
-        # The largest label, so that a model with too few classes fails.
-        return torch.randn(samples, channels, size, size), torch.full((samples,), num_classes - 1)
-
-    train = FakeLoader(make, num_samples, batch_size)
-    evaluation = FakeLoader(make, eval_samples, eval_batch_size)
-    return (train, evaluation, FakeLoader(make, test_samples, eval_batch_size)) if test_samples else (train, evaluation)
-
-
-@faked_by(_fake)
-def load_synthetic_images(
-    num_samples: int = 1024,
-    num_classes: int = 10,
-    channels: int = 3,
-    size: int = 32,
-    noise: float = 1.0,
-    batch_size: int = 64,
-    eval_samples: int = 256,
-    eval_batch_size: int = 256,
-    test_samples: int = 0,
-    seed: int = 0,
-) -> tuple[TensorLoader, ...]:
+@dataclass(frozen=True)
+class SyntheticImages:
     """Return loaders of images that can be learned: one random image per class, plus noise.
 
     There is a training loader, an evaluation loader and, with `test_samples`, a test loader.
@@ -71,30 +37,53 @@ def load_synthetic_images(
     Raises:
         ValueError: a number is below 1, or the noise is negative.
     """
-    _check(num_samples, num_classes, channels, size, noise, eval_samples, test_samples)
-    generator = torch.Generator().manual_seed(stream_seed(seed, "images"))
-    class_images = torch.randn(num_classes, channels, size, size, generator=generator)
-    labels = torch.arange(num_samples + eval_samples) % num_classes
-    images = torch.randn(len(labels), channels, size, size, generator=generator).mul_(noise).add_(class_images[labels])
-    train = TensorLoader(images[:num_samples], labels[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
-    evaluation = TensorLoader(images[num_samples:], labels[num_samples:], batch_size=eval_batch_size, shuffle=False)
-    if not test_samples:
-        return train, evaluation
-    labels = torch.arange(test_samples) % num_classes
-    images = torch.randn(test_samples, channels, size, size, generator=generator).mul_(noise).add_(class_images[labels])
-    return train, evaluation, TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False)
+
+    num_samples: int = 1024
+    num_classes: int = 10
+    channels: int = 3
+    size: int = 32
+    noise: float = 1.0
+    batch_size: int = 64
+    eval_samples: int = 256
+    eval_batch_size: int = 256
+    test_samples: int = 0
+    seed: int = 0
+
+    def load(self) -> tuple[TensorLoader, ...]:
+        """Return the loaders."""
+        self._check()
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, "images"))
+        class_images = torch.randn(self.num_classes, self.channels, self.size, self.size, generator=generator)
+
+        def draw(samples: int) -> tuple[Tensor, Tensor]:
+            labels = torch.arange(samples) % self.num_classes
+            images = torch.randn(samples, *class_images.shape[1:], generator=generator)
+            return images.mul_(self.noise).add_(class_images[labels]), labels
+
+        images, labels = draw(self.num_samples + self.eval_samples)
+        count = self.num_samples
+        train = TensorLoader(images[:count], labels[:count], batch_size=self.batch_size, shuffle=True, seed=self.seed)
+        held_out = [(images[count:], labels[count:]), *([draw(self.test_samples)] if self.test_samples else [])]
+        return train, *(TensorLoader(*part, batch_size=self.eval_batch_size, shuffle=False) for part in held_out)
+
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return loaders of made-up batches."""
+        self._check()
+
+        def make(samples: int) -> tuple[Tensor, Tensor]:
+            # The largest label, so that a model with too few classes fails.
+            labels = torch.full((samples,), self.num_classes - 1)
+            return torch.randn(samples, self.channels, self.size, self.size), labels
+
+        held_out = [size for size in (self.eval_samples, self.test_samples) if size]
+        train = FakeLoader(make, self.num_samples, self.batch_size)
+        return train, *(FakeLoader(make, size, self.eval_batch_size) for size in held_out)
+
+    def _check(self) -> None:
+        check_counts(num_samples=self.num_samples, eval_samples=self.eval_samples)
+        check_counts(num_classes=self.num_classes, channels=self.channels, size=self.size)
+        check_whole("test_samples", self.test_samples, 0)
+        check_number("noise", self.noise, "[0, inf]")
 
 
-def _check(
-    num_samples: int,
-    num_classes: int,
-    channels: int,
-    size: int,
-    noise: float,
-    eval_samples: int,
-    test_samples: int,
-) -> None:
-    check_counts(num_samples=num_samples, eval_samples=eval_samples)
-    check_counts(num_classes=num_classes, channels=channels, size=size)
-    check_whole("test_samples", test_samples, 0)
-    check_number("noise", noise, "[0, inf]")
+load_synthetic_images = data_function("load_synthetic_images", SyntheticImages)

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runner.core.randomness import stream_seed
-from runner.data.fake import FakeLoader, faked_by
+from runner.data.fake import FakeLoader, data_function
 from runner.data.loaders import TensorLoader
 from runner.failures.checks import check_counts, check_whole
 
 
-def _fake(
-    num_samples: int,
-    context: int,
-    vocab_size: int,
-    batch_size: int,
-    eval_samples: int,
-    eval_batch_size: int,
-    test_samples: int,
-    **_: Any,
-) -> tuple[FakeLoader, ...]:
-    _check(num_samples, context, eval_samples, vocab_size, test_samples)
-
-    def make(samples: int) -> tuple[Tensor, Tensor]:
-        # The largest token, so that a model with too small a vocabulary fails.
-        tokens = torch.full((samples, context), vocab_size - 1)
-        return tokens, tokens
-
-    held_out = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, test_samples) if size]
-    return FakeLoader(make, num_samples, batch_size), *held_out
-
-
-@faked_by(_fake)
-def load_synthetic_tokens(
-    num_samples: int = 1024,
-    context: int = 128,
-    vocab_size: int = 64,
-    batch_size: int = 8,
-    eval_samples: int = 128,
-    eval_batch_size: int = 64,
-    test_samples: int = 0,
-    seed: int = 0,
-) -> tuple[TensorLoader, ...]:
+@dataclass(frozen=True)
+class SyntheticTokens:
     """Return loaders of sequences that can be learned: samples of one random Markov chain.
 
     There is a training loader, an evaluation loader and, with `test_samples`, a test loader.
@@ -65,19 +35,51 @@ def load_synthetic_tokens(
     Raises:
         ValueError: a number is below 1, or vocab_size is below 2.
     """
-    _check(num_samples, context, eval_samples, vocab_size, test_samples)
-    transitions = transition_matrix(vocab_size, seed)
-    generator = torch.Generator().manual_seed(stream_seed(seed, "sequences"))
-    tokens = _run_chain(transitions, num_samples + eval_samples, context, generator)
-    inputs = tokens[:, :-1]
-    targets = tokens[:, 1:]
-    train = TensorLoader(inputs[:num_samples], targets[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
-    train.equal_targets = True
-    evaluation = TensorLoader(inputs[num_samples:], targets[num_samples:], batch_size=eval_batch_size, shuffle=False)
-    if not test_samples:
-        return train, evaluation
-    tokens = _run_chain(transitions, test_samples, context, generator)
-    return train, evaluation, TensorLoader(tokens[:, :-1], tokens[:, 1:], batch_size=eval_batch_size, shuffle=False)
+
+    num_samples: int = 1024
+    context: int = 128
+    vocab_size: int = 64
+    batch_size: int = 8
+    eval_samples: int = 128
+    eval_batch_size: int = 64
+    test_samples: int = 0
+    seed: int = 0
+
+    def load(self) -> tuple[TensorLoader, ...]:
+        """Return the loaders."""
+        self._check()
+        transitions = transition_matrix(self.vocab_size, self.seed)
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, "sequences"))
+        tokens = _run_chain(transitions, self.num_samples + self.eval_samples, self.context, generator)
+        held_out = [tokens[self.num_samples :]]
+        if self.test_samples:
+            held_out.append(_run_chain(transitions, self.test_samples, self.context, generator))
+        tokens = tokens[: self.num_samples]
+        train = TensorLoader(tokens[:, :-1], tokens[:, 1:], batch_size=self.batch_size, shuffle=True, seed=self.seed)
+        train.equal_targets = True
+        size = self.eval_batch_size
+        return train, *(TensorLoader(part[:, :-1], part[:, 1:], batch_size=size, shuffle=False) for part in held_out)
+
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return loaders of made-up batches."""
+        self._check()
+
+        def make(samples: int) -> tuple[Tensor, Tensor]:
+            # The largest token, so that a model with too small a vocabulary fails.
+            tokens = torch.full((samples, self.context), self.vocab_size - 1)
+            return tokens, tokens
+
+        held_out = [size for size in (self.eval_samples, self.test_samples) if size]
+        train = FakeLoader(make, self.num_samples, self.batch_size)
+        return train, *(FakeLoader(make, size, self.eval_batch_size) for size in held_out)
+
+    def _check(self) -> None:
+        check_counts(num_samples=self.num_samples, context=self.context, eval_samples=self.eval_samples)
+        check_whole("test_samples", self.test_samples, 0)
+        check_whole("vocab_size", self.vocab_size, 2)
+
+
+load_synthetic_tokens = data_function("load_synthetic_tokens", SyntheticTokens)
 
 
 def _run_chain(transitions: Tensor, sequences: int, context: int, generator: torch.Generator) -> Tensor:
@@ -96,7 +98,7 @@ def transition_matrix(vocab_size: int, seed: int) -> Tensor:
     Raises:
         ValueError: vocab_size is below 2.
     """
-    _check(vocab_size=vocab_size)
+    check_whole("vocab_size", vocab_size, 2)
     generator = torch.Generator().manual_seed(stream_seed(seed, "chain"))
     # The factor makes a few successors of each token likely, so that there is a lot to learn.
     return torch.softmax(3.0 * torch.randn(vocab_size, vocab_size, generator=generator), dim=1)
@@ -108,11 +110,3 @@ def entropy_rate(transitions: Tensor) -> float:
     transitions = transitions.double() / transitions.double().sum(dim=1, keepdim=True)
     stationary = torch.linalg.matrix_power(transitions, 1024)[0]
     return float((stationary @ torch.special.entr(transitions).sum(dim=1)) / torch.log(torch.tensor(2.0)))
-
-
-def _check(
-    num_samples: int = 1, context: int = 1, eval_samples: int = 1, vocab_size: int = 2, test_samples: int = 0
-) -> None:
-    check_counts(num_samples=num_samples, context=context, eval_samples=eval_samples)
-    check_whole("test_samples", test_samples, 0)
-    check_whole("vocab_size", vocab_size, 2)

@@ -14,13 +14,11 @@ from torch.utils.data import Dataset
 
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.new_rows import KEY, table_at
+from runner.data.text.packing import IGNORED
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.checks import check_one_of, refuse_if
 from runner.failures.errors import WrongKey, wrong_argument
 from runner.libraries.hugging_face import import_hf
-
-IGNORED_LABEL = -100
-"""The label of tokens that the losses of all models of transformers leave out."""
 
 TASKS = ("sequence_classification", "token_classification", "masked_lm", "causal_lm", "seq2seq_lm")
 NAMED = TASKS[:2]
@@ -39,6 +37,10 @@ class Texts(Dataset[dict[str, Tensor]]):
         encode: makes tokens and labels of a row.
         labels: the targets of the same rows as tensors, if each text has a class or numbers; otherwise None.
 
+    Attributes:
+        inputs: the columns of texts.
+        context: maximum number of tokens in a sample.
+
     Raises:
         ValueError: a row has no text or no target.
     """
@@ -52,9 +54,10 @@ class Texts(Dataset[dict[str, Tensor]]):
                 reason = f"{missing} of {len(rows.data)} rows have no {kind} in this column"
                 raise wrong_argument(key, column, f"{reason}; fill them in, or leave them out")
         self.rows = rows.select_columns([*dict.fromkeys((*inputs, *([targets] if targets else [])))])
-        self._inputs = tuple(inputs)
+        self.inputs = tuple(inputs)
         self._targets = targets
         self._encode = encode
+        self.context = encode.context
         self._labels = labels
         self.ids: list[str] | None = None  # of new rows
         self.is_multi_label = labels is not None and labels.is_multi_label
@@ -71,7 +74,7 @@ class Texts(Dataset[dict[str, Tensor]]):
             raise WrongKey(KEY, f"a model for {self._encode.task} predicts no classes or numbers", repr(str(path)))
         new = copy.copy(self)
         new._targets = new._labels = None
-        new.rows, new.ids = table_at(path, self._inputs, self.rows.features)
+        new.rows, new.ids = table_at(path, self.inputs, self.rows.features)
         return new
 
     @property
@@ -87,25 +90,15 @@ class Texts(Dataset[dict[str, Tensor]]):
         """The targets of all rows, `(rows, ...)`; empty unless each text has a class or numbers."""
         return torch.empty(0) if self._labels is None else self._labels.targets
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The columns of texts."""
-        return self._inputs
-
-    @property
-    def context(self) -> int:
-        """The maximum number of tokens in a sample."""
-        return self._encode._context
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self.rows[index]
-        for key, column in _named_columns(self._inputs, self._targets):  # only in a stream are they not checked yet
+        for key, column in _named_columns(self.inputs, self._targets):  # only in a stream are they not checked yet
             refuse_if(row[column] is None, key, column, f"row {index} has no value; fill it in, or leave the row out")
         target = row[self._targets] if self._targets else None
         if self._labels is not None:
             target = self._labels[index][0]
         try:
-            return self._encode([row[column] for column in self._inputs], target)
+            return self._encode([row[column] for column in self.inputs], target)
         except LookupError as error:
             reason = f"row {index} has {error.args[0]}"
             raise wrong_argument("targets", self._targets, reason) from error
@@ -135,7 +128,7 @@ class Encoder:
         classes: class names in order, for 'token_classification'; None if the targets are numbers.
 
     Attributes:
-        task, classes: the arguments.
+        context, task, classes: the arguments.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -154,7 +147,7 @@ class Encoder:
         self._tokenizer = load_pretrained_tokenizer(tokenizer, added_tokens)
         # Silence its advice to tokenize whole batches: masks would then depend on the number of ranks.
         self._tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
-        self._context = context
+        self.context = context
         self.task = task
         self.classes = None if classes is None else [*classes]
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
@@ -184,7 +177,7 @@ class Encoder:
         encoding = self._tokenizer(
             *texts,
             truncation=True,
-            max_length=self._context,
+            max_length=self.context,
             is_split_into_words=self.task == "token_classification",
             return_special_tokens_mask=self.task == "masked_lm",
         )
@@ -194,7 +187,7 @@ class Encoder:
         elif self.task == "causal_lm":
             sample["labels"] = sample["input_ids"].clone()
         elif self.task == "seq2seq_lm":
-            tokens = self._tokenizer(text_target=target, truncation=True, max_length=self._context)
+            tokens = self._tokenizer(text_target=target, truncation=True, max_length=self.context)
             sample["labels"] = torch.tensor(tokens["input_ids"])
         elif self.task == "token_classification" and target is not None:
             sample["labels"] = self._labels_of_words(texts[0], target, encoding.word_ids())
@@ -209,7 +202,7 @@ class Encoder:
     def pad_labels(self, labels: Sequence[Tensor]) -> Tensor:
         """Return labels of tokens as a batch `(N, T)`, with -100 at the padding."""
         side = self._tokenizer.padding_side
-        return pad_sequence([*labels], batch_first=True, padding_value=IGNORED_LABEL, padding_side=side)
+        return pad_sequence([*labels], batch_first=True, padding_value=IGNORED, padding_side=side)
 
     def fake(self, num_texts: int, make_labels: Callable[[int], Tensor] | int) -> Callable[[int], dict[str, Tensor]]:
         """Return a function `make(n)` of batches of n samples of maximum length, with the largest token and labels.
@@ -226,8 +219,8 @@ class Encoder:
             largest = values["input_ids"]
 
         def make(samples: int) -> dict[str, Tensor]:
-            batch = {name: torch.full((samples, self._context), value) for name, value in values.items()}
-            labels = torch.full((samples, self._context), largest) if isinstance(make_labels, int) else None
+            batch = {name: torch.full((samples, self.context), value) for name, value in values.items()}
+            labels = torch.full((samples, self.context), largest) if isinstance(make_labels, int) else None
             return {**batch, "labels": make_labels(samples) if labels is None else labels}  # type: ignore[operator]
 
         return make
@@ -240,7 +233,7 @@ class Encoder:
         tokens = sample["input_ids"]
         special = sample.pop("special_tokens_mask").bool()
         inputs, labels = (batch[0] for batch in self._draw_masks(tokens[None].clone(), special[None]))
-        if (labels == IGNORED_LABEL).all() and not special.all():  # the mean over no labels would be NaN
+        if (labels == IGNORED).all() and not special.all():  # the mean over no labels would be NaN
             candidates = (~special).nonzero()
             position = candidates[torch.randint(len(candidates), ())]
             inputs[position] = self._tokenizer.mask_token_id
@@ -252,7 +245,7 @@ class Encoder:
         """Return labels `(T,)`: the class of each word at its first token, and -100 at all other tokens."""
         if len(words) != len(classes):
             raise LookupError(f"{len(classes)} classes for {len(words)} words; give each word one")
-        labels = torch.full((len(word_ids),), IGNORED_LABEL)
+        labels = torch.full((len(word_ids),), IGNORED)
         last_word = None
         for position, word in enumerate(word_ids):
             if word is not None and word != last_word:
@@ -275,20 +268,20 @@ def check_task(
     """
     task = TASKS[0] if task is None else task
     check_one_of("task", task, TASKS)
-    if targets is not None and not isinstance(targets, str) and task != TASKS[0]:
-        raise wrong_argument("targets", [*targets], f"task={task!r} takes one column; give one")
-    if task in UNLABELED and targets is not None:
-        raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
-    if task not in UNLABELED and targets is None:
-        raise wrong_argument("targets", None, f"task={task!r} needs a column of targets beside inputs")
+    is_list = targets is not None and not isinstance(targets, str)
+    refuse_if(is_list and task != TASKS[0], "targets", targets, f"task={task!r} takes one column; give one")
+    if task in UNLABELED:
+        reason = f"task={task!r} predicts tokens of the inputs; leave targets out"
+        refuse_if(targets is not None, "targets", targets, reason)
+    else:
+        refuse_if(targets is None, "targets", None, f"task={task!r} needs a column of targets beside inputs")
     refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
-    if task == "causal_lm" and len(inputs) > 1:
+    if len(inputs) > 1 and task == "causal_lm":
         remedy = f"for prompts and answers take data=chat data.prompt={inputs[0]} data.response={inputs[1]}"
-        raise wrong_argument(
-            "inputs", [*inputs], f"task={task!r} would train on both texts; give one column, or {remedy}"
-        )
-    if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:
-        raise wrong_argument("inputs", [*inputs], f"task={task!r} takes one column; give one")
+        reason = f"task={task!r} would train on both texts; give one column, or {remedy}"
+        raise wrong_argument("inputs", [*inputs], reason)
+    has_single = task in ("token_classification", "seq2seq_lm")
+    refuse_if(len(inputs) > 1 and has_single, "inputs", [*inputs], f"task={task!r} takes one column; give one")
     reason = f"task={task!r} needs a folder, or a name on the Hub: that of the model"
     refuse_if(task != TASKS[0] and tokenizer is None, "tokenizer", None, reason)
     return task
@@ -329,10 +322,8 @@ def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: 
         other = next(column for column in inputs if column not in texts)
         reason = f"two columns must both hold texts, but {other!r} holds {features[other]}; give one column"
         raise wrong_argument("inputs", list(inputs), reason)
-    if texts and tokenizer is None:
-        reason = "this column holds texts; set tokenizer=<a folder, or a name on the Hub> to the model's tokenizer"
-        raise wrong_argument("inputs", texts[0], reason)
-    if tokenizer is not None and not texts:
-        reason = f"inputs={inputs[0]!r} holds {features[inputs[0]]}, not texts; leave tokenizer out"
-        raise wrong_argument("tokenizer", tokenizer, reason)
+    reason = "this column holds texts; set tokenizer=<a folder, or a name on the Hub> to the model's tokenizer"
+    refuse_if(texts and tokenizer is None, "inputs", inputs[0], reason)
+    reason = f"inputs={inputs[0]!r} holds {features[inputs[0]]}, not texts; leave tokenizer out"
+    refuse_if(tokenizer is not None and not texts, "tokenizer", tokenizer, reason)
     return bool(texts)

@@ -14,6 +14,7 @@ from pathlib import Path
 from runner.failures.checks import check_number
 from runner.failures.errors import wrong_argument
 from runner.files.lock import PATIENCE, exclusive_lock, size_of
+from runner.files.whole import sync_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
@@ -113,11 +114,8 @@ class ShardCache:
         try:
             make(partial, grow)
             raw.unlink(missing_ok=True)
-            descriptor = os.open(partial, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with partial.open("rb+") as file:
+                sync_file(file)
             grow(partial.stat().st_size)
             os.replace(partial, path)
         finally:

@@ -52,24 +52,14 @@ class FinishedRun:
     config: Mapping[str, Any]
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether it evaluated a model before any training."""
-        return not self.is_foreign and self.saved.is_baseline
-
-    @property
     def folder(self) -> Path:
         """Its folder; only a label if this project did not make it."""
         return self.saved.folder
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether this project did not make it."""
-        return isinstance(self.saved, ForeignRun)
-
-    @property
     def is_described(self) -> bool:
         """Whether its evaluation and the length of its training are known in this project's form."""
-        return not self.is_foreign and not self.saved.is_own_loop
+        return not isinstance(self.saved, ForeignRun) and not self.saved.is_own_loop
 
     @property
     def budget(self) -> str:
@@ -79,7 +69,7 @@ class FinishedRun:
         """
         if isinstance(self.saved, ForeignRun):
             return self.saved.budget
-        if self.is_baseline:
+        if self.saved.is_baseline:
             return "none"
         if self.saved.is_own_loop:
             return f"{self.result.batches}ba"
@@ -147,7 +137,7 @@ class Candidate:
         for run in sorted(self.runs, key=lambda run: run.result.started):
             pair = pair_of(run, keys)
             if pair in (among or (pair,)):
-                if run.is_foreign and (twice := runs.get(pair)) is not None:
+                if isinstance(run.saved, ForeignRun) and (twice := runs.get(pair)) is not None:
                     names = f"{twice.folder} and {run.folder}"
                     raise ValueError(f"{self.name!r}: {names} have the same setting and seed; leave one of them out")
                 runs[pair] = run
@@ -220,8 +210,7 @@ def split(candidate: Candidate) -> list[Candidate]:
     groups: dict[str, list[SavedFolder]] = {}
     foreign = [run for run in candidate.trained if isinstance(run, ForeignRun)]
     for run in sorted(foreign, key=lambda run: run.number):
-        choices = run.result.choices if run.result is not None else {}
-        setting = shlex.join(f"{name}={value}" for name, value in choices.items())
+        setting = shlex.join(f"{name}={value}" for name, value in run.result.choices.items())
         groups.setdefault(setting, []).append(run)
     return [make_candidate(f"{candidate.name} {name}".strip(), runs) for name, runs in groups.items()] or [candidate]
 
@@ -341,7 +330,7 @@ def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
     rows = [(group, choices[0].get(group, "null"), choices[1].get(group, "null")) for group in groups]
     rows = [row for row in rows if row[1] != row[2]]
     listed = {group for group, *_ in rows}
-    if first.is_baseline != second.is_baseline:
+    if first.saved.is_baseline != second.saved.is_baseline:
         rows.insert(0, ("training", first.budget, second.budget))
     varying = {SEED, *a.varying, *b.varying}
     for key in dict.fromkeys([*first.config, *second.config]):

@@ -62,6 +62,7 @@ class ForeignRun(SavedFolder):
         guess: which columns were guessed to be what, in one line; empty if all were named.
     """
 
+    result: Result
     source: str = ""
     number: int = 0
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class ForeignRun(SavedFolder):
     @property
     def status(self) -> str:
         """Its recorded status in lower case."""
-        return "unreadable" if self.result is None else self.result.status.lower()
+        return self.result.status.lower()
 
     @cached_property
     def verb(self) -> str:
@@ -88,14 +89,14 @@ class ForeignRun(SavedFolder):
     @property
     def names(self) -> set[str]:
         """The names of its columns and metrics."""
-        return {*self.columns, *(self.result.metrics if self.result is not None else ())}
+        return {*self.columns, *self.result.metrics}
 
     def value(self, name: str) -> Any:
         """Return the value of a column, or a metric, or None."""
         if name in self.columns:
             return self.columns[name]
-        metrics = {} if self.result is None else self.result.metrics
-        return metrics[named[0]] if (named := metrics_named(name, metrics)) else self.config.get(name)
+        named = metrics_named(name, self.result.metrics)
+        return self.result.metrics[named[0]] if named else self.config.get(name)
 
 
 @dataclass

@@ -179,7 +179,8 @@ def read_identity(folder: Path) -> dict[str, Any]:
         first = next((entry for entry, _ in read_entries(folder / SPOOL) if entry is not None), {})
     in_spool = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
     target = read_object(folder / FILE)
-    checks = {"spool": is_id, "start_time": _is_time, "run_name": lambda name: isinstance(name, str)}
+    checks: dict[str, Any] = {"spool": is_id, "run_name": lambda name: isinstance(name, str)}
+    checks["start_time"] = lambda time: type(time) is int and 0 < time < 1 << 50
     identity = {key: value if checks[key](value) else target.get(key) for key, value in in_spool.items()}
     return {key: value for key, value in identity.items() if checks[key](value)}
 
@@ -189,10 +190,6 @@ def with_credentials(target: Mapping[str, Any], known: Iterable[str]) -> dict[st
     recorded = target["tracking_uri"]
     uri = next((address for address in known if without_credentials(address) == recorded), recorded)
     return None if has_hidden(uri) else {**target, "tracking_uri": uri}
-
-
-def _is_time(value: object) -> bool:
-    return type(value) is int and 0 < value < 1 << 50
 
 
 def _signed_parts(target: Mapping[str, Any]) -> list[bytes]:

@@ -309,7 +309,7 @@ def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) ->
     """
     if math.isnan(effect) or find_power(effect, MOST_NEEDED, level, is_paired) < POWER:
         return None
-    return next(n for n in _sizes(level, is_paired) if find_power(effect, n, level, is_paired) >= POWER)
+    return next(n for n in range(2, MOST_NEEDED + 1) if find_power(effect, n, level, is_paired) >= POWER)
 
 
 def find_power(effect: float, n: int, level: float = LEVEL, is_paired: bool = True) -> float:
@@ -386,13 +386,6 @@ def _blocks(rows: int, width: int) -> Iterator[int]:
     while rows:
         yield (block := min(rows, max(BLOCK // width, 1)))
         rows -= block
-
-
-def _sizes(level: float, is_paired: bool) -> Iterator[int]:
-    """Yield the numbers of values with which a p-value can be at most the level."""
-    for n in range(2, MOST_NEEDED + 1):
-        if smallest_p(n, None if is_paired else n) <= level:
-            yield n
 
 
 def _by_number(key: str) -> list[tuple[float, str]]:

@@ -189,7 +189,8 @@ def _find_roles(rows: Sequence[_Row], columns: Columns) -> _Roles:
         requested = metrics_named(columns.metric, described) if columns.metric else ()
         known = (*NAMES, *FOLDS, *DATA, *LENGTHS)
         numeric = [name for name in described if _is_numeric(cells[name]) and not _is_any(name, known)]
-        single = [name for name in numeric if len(numeric) == 1 or _has_single_value(cells[name])]
+        # In a column of a metric, some value occurs only once.
+        single = [name for name in numeric if len(numeric) == 1 or 1 in Counter(map(to_text, cells[name])).values()]
         measured = [name for name in described if name in requested or name in single]
     plain = [name for name in described if name not in measured]
     folds = [name for name in plain if _is_any(name, FOLDS)][:1]
@@ -246,11 +247,6 @@ def _metrics(row: _Row, measured: Iterable[str]) -> dict[str, float]:
 def _is_numeric(cells: Sequence[Any]) -> bool:
     """Return whether most cells of a column are numbers."""
     return 2 * sum(to_number(cell) is not None for cell in cells) > len(cells)
-
-
-def _has_single_value(cells: Sequence[Any]) -> bool:
-    """Return whether a cell of a column has a value that no other has."""
-    return 1 in Counter(map(to_text, cells)).values()
 
 
 def _fact(row: _Row, names: Iterable[str], known: Sequence[str]) -> str:

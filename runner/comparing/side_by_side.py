@@ -30,10 +30,7 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
     configs = [hidden_everywhere(Record(folder).config_if_readable) for folder in folders]
     sections = {
         "": [*_outcomes(folders)],
-        "Config": [
-            *_choices(folders),
-            *_differences(configs),
-        ],
+        "Config": [*_choices(folders), *_differences(configs)],
         "Environment": [*_surroundings(folders)],
     }
     rows = [row for section in sections.values() for row in section]

@@ -265,7 +265,7 @@ def _table(
         [
             Column([""], [*letters]),
             Column(["runs"], [str(len(numbers)) for numbers in values], True),
-            Column(["mean"], [_show(statistics.fmean(numbers)) for numbers in values], True),
+            Column(["mean"], [f"{statistics.fmean(numbers):.4g}" for numbers in values], True),
             Column(["spread"], [f"{statistics.stdev(group):.2g}" if len(group) > 1 else "-" for group in values], True),
             Column(["minus A"], [f"{test.difference:+.3g}" if test is not None else "" for test in decisions], True),
             Column(["95 % interval"], [f"{x[0]:+.3g} to {x[1]:+.3g}" if x else "" for x in intervals], True),
@@ -330,11 +330,6 @@ def _letters(count: int) -> list[str]:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _show(value: float) -> str:
-    """Return a mean as text."""
-    return f"{value:.4g}"
 
 
 def _show_p(p: float) -> str:

@@ -104,7 +104,9 @@ def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> 
         ValueError: a split does not exist or has too few rows to hold some out, or `datasets` refuses an argument.
     """
     loaded = [load_split(source, key, split) for key, split in splits.named()]
-    train, *held_out = (Part(rows, _identity(rows)) for rows in loaded)
+    files = (state_of(file["filename"] for file in rows.cache_files) for rows in loaded)
+    identities = [[rows._fingerprint, len(rows), state] for rows, state in zip(loaded, files, strict=True)]
+    train, *held_out = map(Part, loaded, identities)
     return [train, *held_out] if splits.eval_split is not None else [*_divide(train, eval_share, seed), *held_out]
 
 
@@ -122,11 +124,6 @@ def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
 def _count_evaluated(rows: int, eval_share: float) -> int:
     refuse_if(rows < 2, "eval_share", eval_share, f"the split has {rows} rows, too few to hold some out")
     return min(rows - 1, max(1, round(rows * eval_share)))
-
-
-def _identity(rows: Any) -> list[Any]:
-    """Return all that the content of rows depends on: their fingerprint in `datasets`, and the state of their files."""
-    return [rows._fingerprint, len(rows), state_of(file["filename"] for file in rows.cache_files)]
 
 
 def load_split(source: Source, key: str, split: str, streaming: bool = False) -> Any:

@@ -196,7 +196,8 @@ def _load_weights(
                 loaded = _load_pretrained(auto_class, name, **options, local_files_only=True)
         network, report = _load_pretrained(auto_class, name, **options) if loaded is None else loaded
     unset = sorted(report["missing_keys"]) + sorted(str(entry[0]) for entry in report["mismatched_keys"])
-    new = [key for key in unset if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
+    prefix = f"{network.base_model_prefix}."  # of weights that a task does not add, except for the pooler
+    new = [key for key in unset if task != "causal_lm" and (not key.startswith(prefix) or ".pooler." in key)]
     missing = [key for key in unset if key not in new]
     if missing:
         reason = f"{len(missing)} of the model's weights are missing or have another shape, such as {missing[0]!r}"
@@ -210,11 +211,6 @@ def _load_weights(
         elif unused := sorted(report["unexpected_keys"]):
             log.warning("%d weights of %r are not used, such as %r", len(unused), name, unused[0])
     return network
-
-
-def _may_be_new(key: str, prefix: str) -> bool:
-    """Return whether a weight belongs to a layer that a task adds to the pretrained model, or to its pooler."""
-    return not key.startswith(f"{prefix}.") or ".pooler." in key
 
 
 def _load_pretrained(kind: Any, name: str, **options: Any) -> Any:

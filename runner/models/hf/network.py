@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.failures.checks import check_whole, refuse_if
+from runner.failures.checks import check_one_of, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters, base_of, leave_out
@@ -17,7 +17,7 @@ from runner.models.hf.added_tokens import add_embeddings
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet_transformers
 from runner.models.hf.quantization import check_quantization, quantization_options
 from runner.models.hf.reading import one_sequence_per_row, skip_value_checks
-from runner.models.hf.tasks import check_task
+from runner.models.hf.tasks import TASKS
 
 
 class HFNetwork(nn.Module):
@@ -77,7 +77,7 @@ class HFNetwork(nn.Module):
         added_tokens: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        check_task(task)
+        check_one_of("task", task, TASKS)
         self.task = task
         self.added_tokens = [*added_tokens]
         if not isinstance(name, str) or not name:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from runner.failures.checks import check_one_of
 from runner.libraries.hugging_face import import_hf
 from runner.models.language import IGNORED_TARGET
 
@@ -39,11 +38,6 @@ TASKS = {
     ),
 }
 LANGUAGE = ("causal_lm", "masked_lm", "seq2seq_lm")
-
-
-def check_task(task: str) -> None:
-    """Raise ValueError if there is no such task."""
-    check_one_of("task", task, TASKS)
 
 
 def task_of(network: Any) -> str | None:

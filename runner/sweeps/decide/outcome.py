@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,17 +175,14 @@ class Outcome:
                 seeds = range(1, len(wealth) + 1)
                 name = f"{letter(index)} and {letter(look.reference)}"
                 (legend[name],) = axes.plot(seeds, wealth, "o-", color=COLORS[rank % len(COLORS)], markersize=4)
-            for level in sorted({*self._levels()}):
+            needed = [*self.contest.levels.values()] or [LEVEL / max(len(self.contest.contenders) - 1, 1)]
+            for level in sorted({*needed}):
                 legend["needed"] = axes.axhline(1 / level, color=GRAY, linestyle="--", linewidth=0.9)
             axes.yaxis.set_major_formatter("{x:g}")
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_title("evidence after each seed: 1 is none, and each seed that agrees multiplies it")
             add_legend(axes, [*legend.values()], [*legend])
         return figure
-
-    def _levels(self) -> Sequence[float]:
-        count = max(len(self.contest.contenders) - 1, 1)
-        return [*self.contest.levels.values()] or [LEVEL / count]
 
 
 def _finite(value: float) -> float | None:

@@ -48,7 +48,7 @@ from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenize
 from runner.data.text.windows import fake_window_loaders, next_token, window_loaders
 from runner.distributed.ranks import get_global_rank
 from runner.failures.checks import check_whole, refuse_if
-from runner.files.values import HubName, LocalPath
+from runner.files.values import HubName
 from runner.libraries.hugging_face import bars_on_terminals, import_hf
 
 log = logging.getLogger("runner")

@@ -6,7 +6,6 @@ The operations are our own torch operations on the batch's device, so torchvisio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -16,6 +15,8 @@ from torch import Tensor
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, get_item, with_item
 from runner.algorithms._first_batch import first_batch
+from runner.data import Normalization
+from runner.data.images.normalization import PerChannel, per_channel
 from runner.failures.checks import check_number, refuse_if
 
 MAX_SEVERITY = 10.0
@@ -25,20 +26,18 @@ TOLERANCE = 0.2
 MAX_SHARE = 0.05
 """Largest share of values outside that tolerance; images that are still normalized have many more."""
 
-PerChannel = float | Sequence[float]
-"""One number for all channels, or one per channel."""
-
 
 class Augmentation(Algorithm, ABC):
     """Base of algorithms that augment each training image separately; a subclass defines `augment`."""
 
-    def __init__(self, severity: float, mean: PerChannel, std: PerChannel, input_key: Key) -> None:
+    def __init__(self, severity: float, mean: PerChannel | None, std: PerChannel | None, input_key: Key) -> None:
         check_number("severity", severity, f"(0, {MAX_SEVERITY}]")
-        self.mean = torch.as_tensor(mean, dtype=torch.float64).reshape(-1)
-        self.std = torch.as_tensor(std, dtype=torch.float64).reshape(-1)
-        refuse_if(not (self.std > 0).all(), "std", std, "must be a number above 0, or one per channel")
+        Normalization(0.0 if mean is None else mean, 1.0 if std is None else std)  # checks them
+        self.mean = mean
+        self.std = std
         self.severity = severity
         self.input_key = input_key
+        self._normalization: Normalization | None = None
         self._is_checked = False
 
     @abstractmethod
@@ -47,6 +46,7 @@ class Augmentation(Algorithm, ABC):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._is_checked = False
+        self._normalization = self._normalization_of(state.train_dataloader)
         batch = first_batch(state.train_dataloader)
         if batch is not None:
             self._denormalize(batch)
@@ -60,29 +60,48 @@ class Augmentation(Algorithm, ABC):
     def _denormalize(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the images of a batch in [0, 1], with the mean and the standard deviation to normalize them again."""
         images = get_images(batch, self.input_key, type(self).__name__)
-        for name, values in (("mean", self.mean), ("std", self.std)):
+        normalization = self._normalization
+        assert normalization is not None
+        for name, values in (("mean", normalization.mean), ("std", normalization.std)):
             if len(values) not in (1, images.shape[1]):
                 raise ValueError(
-                    f"{name}={values.tolist()}: the images have {images.shape[1]} channels; "
+                    f"{name}={[*values]}: the images have {images.shape[1]} channels; "
                     "give one number for all channels, or one per channel"
                 )
         dtype = torch.promote_types(images.dtype, torch.float32)
-        mean, std = (
-            values.to(images.device, dtype, non_blocking=True).view(-1, 1, 1) for values in (self.mean, self.std)
-        )
+        mean, std = normalization.tensors(images.device, dtype)
         images = images.to(dtype) * std + mean
         if not self._is_checked and not images.is_meta:
-            self._refuse_normalized(images)
+            _refuse_normalized(images, normalization)
         self._is_checked = True
         return images, mean, std
 
-    def _refuse_normalized(self, images: Tensor) -> None:
-        outside = (images - 0.5).abs() > 0.5 + TOLERANCE
-        if outside.to(images.dtype).mean() > MAX_SHARE:  # an intended host-device sync, once per fit
-            low = images.min().item()
-            high = images.max().item()
-            raise ValueError(
-                f"mean={self.mean.tolist()}, std={self.std.tolist()}: images times std plus mean must be between "
-                f"0 (black) and 1 (white), not between {low:.3g} and {high:.3g}; "
-                "set both to the values that the data were normalized with"
-            )
+    def _normalization_of(self, loader: Any) -> Normalization:
+        """Return the normalization of the data, or the one of the arguments if the data declare none.
+
+        Raises:
+            ValueError: an argument contradicts the data, or is missing.
+        """
+        declared = getattr(loader, "normalization", None)
+        reason = "the data do not say how images are normalized; set mean and std, 0.0 and 1.0 for images in [0, 1]"
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            if declared is None:
+                refuse_if(value is None, name, None, reason)
+            elif value is not None:
+                actual, known = per_channel(value), getattr(declared, name)
+                channels = max(len(actual), len(known))
+                differs = actual * (channels // len(actual)) != known * (channels // len(known))
+                refuse_if(differs, name, value, f"the data were normalized with {name}={[*known]}; leave {name} out")
+        return Normalization(self.mean, self.std) if declared is None else declared  # type: ignore[arg-type]
+
+
+def _refuse_normalized(images: Tensor, normalization: Normalization) -> None:
+    outside = (images - 0.5).abs() > 0.5 + TOLERANCE
+    if outside.to(images.dtype).mean() > MAX_SHARE:  # an intended host-device sync, once per fit
+        low = images.min().item()
+        high = images.max().item()
+        raise ValueError(
+            f"mean={[*normalization.mean]}, std={[*normalization.std]}: images times std plus mean must be between "
+            f"0 (black) and 1 (white), not between {low:.3g} and {high:.3g}; "
+            "set both to the values that the data were normalized with"
+        )

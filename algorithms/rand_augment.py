@@ -38,12 +38,14 @@ class RandAugment(Augmentation):
             4 bits, a factor of 0.1 or 1.9.
         depth: number of operations per image, at least 1.
         mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
-        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
+            None: that of the data, see the attribute `normalization` of the training loader.
+        std: standard deviation that the images were then divided by, above 0; like `mean`.
         input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
         ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
-            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone.
+            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone; or the
+            normalization is unknown, or `mean` or `std` contradicts the data.
 
     Evidence:
         Strong for natural images with many epochs (Cubuk et al. 2020, arXiv:1909.13719), with tuned severity and depth;
@@ -54,8 +56,8 @@ class RandAugment(Augmentation):
         self,
         severity: float = 9.0,
         depth: int = 2,
-        mean: PerChannel = 0.0,
-        std: PerChannel = 1.0,
+        mean: PerChannel | None = None,
+        std: PerChannel | None = None,
         input_key: Key = 0,
     ) -> None:
         super().__init__(severity, mean, std, input_key)

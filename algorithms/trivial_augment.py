@@ -34,12 +34,14 @@ class TrivialAugment(Augmentation):
         severity: largest strength, above 0 and at most 10; 10 is the paper's value: 30 degrees, shear 0.3, 45 % of
             the side, 4 bits, a factor of 0.1 or 1.9.
         mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
-        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
+            None: that of the data, see the attribute `normalization` of the training loader.
+        std: standard deviation that the images were then divided by, above 0; like `mean`.
         input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
         ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
-            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone.
+            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone; or the
+            normalization is unknown, or `mean` or `std` contradicts the data.
 
     Evidence:
         Strong for natural images with many epochs (Müller and Hutter 2021, arXiv:2103.10158), as good as searched
@@ -47,7 +49,11 @@ class TrivialAugment(Augmentation):
     """
 
     def __init__(
-        self, severity: float = MAX_SEVERITY, mean: PerChannel = 0.0, std: PerChannel = 1.0, input_key: Key = 0
+        self,
+        severity: float = MAX_SEVERITY,
+        mean: PerChannel | None = None,
+        std: PerChannel | None = None,
+        input_key: Key = 0,
     ) -> None:
         super().__init__(severity, mean, std, input_key)
 

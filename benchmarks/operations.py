@@ -255,6 +255,7 @@ def with_trainer(
 # Arguments without which a callback or algorithm cannot be made, or would do nothing in such a short run.
 GIVEN: dict[str, dict[str, Any]] = {
     "ALiBi": {"max_sequence_length": 16},
+    **{name: {"mean": 0.0, "std": 1.0} for name in ("AugMix", "RandAugment", "TrivialAugment")},
     "EarlyStopper": {"monitor": "loss", "patience": "1000ep"},
     "EMA": {"half_life": "10ba"},
     "Generate": {"prompts": ["def "]},

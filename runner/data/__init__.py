@@ -2,6 +2,7 @@
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.digits import load_digits
+from runner.data.images.normalization import Normalization
 from runner.data.images.synthetic_images import load_synthetic_images
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.data.order import SampleOrder
@@ -12,6 +13,7 @@ from runner.data.text.synthetic_tokens import load_synthetic_tokens
 __all__ = [
     "DatasetLoader",
     "FakeLoader",
+    "Normalization",
     "OrderedLoader",
     "Replicated",
     "SampleOrder",

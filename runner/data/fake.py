@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from runner.data.loaders import OrderedLoader
 from runner.data.order import SampleOrder
+from runner.data.seeded_batches import Transform
 
 Load = TypeVar("Load", bound=Callable[..., Any])
 Loaders = TypeVar("Loaders", covariant=True)
@@ -43,6 +44,7 @@ class FakeLoader(OrderedLoader):
         make: `make(n)` returns a batch of n samples, with the shapes, types and ranges of real ones.
         num_samples: size of the data set that it replaces.
         batch_size: samples in a global batch, all ranks together.
+        transform: the transform of the loader that it replaces, which is applied to what `make` returns.
 
     Raises:
         TypeError, ValueError: `SampleOrder` refuses the sizes.
@@ -51,9 +53,12 @@ class FakeLoader(OrderedLoader):
     is_fake = True  # so checkpoints do not record its order of samples
     is_multi_label = False  # whether the samples have any number of classes
 
-    def __init__(self, make: Callable[[int], Any], num_samples: int, batch_size: int) -> None:
+    def __init__(
+        self, make: Callable[[int], Any], num_samples: int, batch_size: int, transform: Transform | None = None
+    ) -> None:
         super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))
-        self.make = make
+        self.normalization = getattr(transform, "normalization", None)
+        self.make = make if transform is None else lambda samples: transform(make(samples))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         for number in range(first, len(self.order)):

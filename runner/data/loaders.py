@@ -41,6 +41,8 @@ class OrderedLoader(ABC):
             windows of a text. If so, ranks that train a language model need not sum their target counts. Defaults to
             the transform's attribute of the same name, or False if it has none.
         preparation: how the images of an evaluation were prepared, if the data set does not say so itself.
+        normalization: the `Normalization` of the images in a batch; None if unknown. Defaults to the transform's
+            attribute of the same name.
     """
 
     preparation: Any = None
@@ -49,6 +51,7 @@ class OrderedLoader(ABC):
         self.order = order
         self.transform = transform
         self.equal_targets: bool = getattr(transform, "equal_targets", False)
+        self.normalization: Any = getattr(transform, "normalization", None)
         self._next = (0, 0)
 
     def __len__(self) -> int:

@@ -27,6 +27,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ghost_batch_norm": {"ghost_batch_size": 4},
     "gradient_clipping": {"clipping_threshold": 0.1},
     "gyro_dropout": {"sigma": 4, "tau": 2},
+    **{key: {"mean": 0.0, "std": 1.0} for key in ("augmix", "rand_augment", "trivial_augment")},
     "info_batch": {"delta": 1.0},
     "lawa": {"window": 2, "update_interval": "1ba"},
     "layer_freezing": {"freeze_start": 0.0},

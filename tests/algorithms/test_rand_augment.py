@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
+from runner import ClassificationModel
 from runner.algorithms import AugMix, RandAugment, TrivialAugment
+from runner.algorithms import _image_operations as ops
 from runner.algorithms._image_operations import ALL
 from runner.algorithms.rand_augment import rand_augment
-from runner.data import DatasetLoader, TensorLoader
+from runner.data import DatasetLoader, Normalization, TensorLoader
+from runner.libraries.torchvision import import_torchvision
 
 IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -66,7 +71,7 @@ def test_images_that_are_still_normalized_are_refused(train, kind, mean, in_memo
     normalized = loader((PHOTOS - torch.tensor(mean).view(-1, 1, 1)) / 0.25, in_memory)
     train(kind(mean=mean, std=0.25), train_dataloader=normalized)
     with pytest.raises(ValueError, match=r"mean=\[0.0\], std=\[1.0\].*not between -.* set both") as caught:
-        train(kind(), train_dataloader=normalized)
+        train(kind(mean=0.0, std=1.0), train_dataloader=normalized)
     event = "FIT_START" if in_memory else "AFTER_DATALOADER"
     assert any(f"at {event}, in epoch 1, after 0 batches" in note for note in caught.value.__notes__)
 
@@ -74,15 +79,15 @@ def test_images_that_are_still_normalized_are_refused(train, kind, mean, in_memo
 @pytest.mark.parametrize("scale", [255.0, 2.0])
 def test_images_of_another_scale_are_refused(train, scale: float):
     with pytest.raises(ValueError, match="set both"):
-        train(RandAugment(), train_dataloader=loader(PHOTOS * scale))
-    train(RandAugment(std=1 / scale), train_dataloader=loader(PHOTOS * scale))
+        train(RandAugment(mean=0.0, std=1.0), train_dataloader=loader(PHOTOS * scale))
+    train(RandAugment(mean=0.0, std=1 / scale), train_dataloader=loader(PHOTOS * scale))
 
 
 def test_only_the_first_batch_is_checked(train):
     images = torch.cat([PHOTOS[:16], PHOTOS[16:] + 3])
-    train(RandAugment(), train_dataloader=loader(images, in_memory=False))
+    train(RandAugment(mean=0.0, std=1.0), train_dataloader=loader(images, in_memory=False))
     with pytest.raises(ValueError, match="set both"):
-        train(RandAugment(), train_dataloader=loader(images.flip(0), in_memory=False))
+        train(RandAugment(mean=0.0, std=1.0), train_dataloader=loader(images.flip(0), in_memory=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -93,3 +98,26 @@ def test_rounding_and_interpolation_are_tolerated(train, resnet, dtype: torch.dt
     assert enlarged.max() > 1.2
     normalized = ((enlarged - 0.45) / 0.22).to(dtype).double()
     train(RandAugment(mean=0.45, std=0.22), build=resnet, train_dataloader=loader(normalized), max_duration="1ba")
+
+
+def test_normalized_data_are_augmented_as_torchvision_augments_raw_images(train, monkeypatch):
+    pytest.importorskip("torchvision")
+    v2: Any = import_torchvision("torchvision.transforms.v2")
+    operations = (ops.solarize, ops.autocontrast, ops.posterize, ops.brightness)
+    monkeypatch.setattr("runner.algorithms.rand_augment.ALL", operations)
+    pixels = torch.randint(256, (24, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    raw = pixels / 255
+    possible = [
+        v2.functional.solarize(raw, 0.5),
+        v2.functional.autocontrast(raw),
+        v2.functional.posterize(pixels, 6) / 255,
+        *(v2.functional.adjust_brightness(raw, factor) for factor in (0.55, 1.45)),
+    ]
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+    expected = torch.stack([v2.functional.normalize(images, mean, std) for images in possible])
+    data = TensorLoader(pixels, CLASSES, batch_size=24, shuffle=False, transform=Normalization(mean, std))
+    model = ClassificationModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)), 3)
+    options = {"train_dataloader": data, "eval_dataloader": None, "max_duration": "1ba", "model": model}
+    ((images, _),) = train(RandAugment(severity=5.0, depth=1, mean=mean), **options).batches
+    distances = (images - expected).abs().amax(dim=(2, 3, 4))
+    assert distances.amin(dim=0).max() < 1e-5 and len({*distances.argmin(dim=0).tolist()}) == 5

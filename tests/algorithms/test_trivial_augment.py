@@ -57,6 +57,6 @@ def test_arguments_are_checked(arguments: dict):
 
 def test_other_inputs_and_numbers_of_channels_are_refused(train):
     with pytest.raises(ValueError, match="TrivialAugment needs floating-point images"):
-        train(TrivialAugment(input_key=1))
+        train(TrivialAugment(mean=0.0, std=1.0, input_key=1))
     with pytest.raises(ValueError, match="the images have 2 channels"):
-        train(TrivialAugment(mean=[0.5, 0.5, 0.5]))
+        train(TrivialAugment(mean=[0.5, 0.5, 0.5], std=0.2))

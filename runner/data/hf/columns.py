@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.images.decoding import open_image
-from runner.data.images.imagefolder import MEAN, STD, normalized
+from runner.data.images.normalization import IMAGENET
 from runner.data.images.pixels import Preparation
 from runner.data.new_rows import table_at
 from runner.failures.checks import refuse_if
@@ -38,6 +38,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         classes: names of the classes in order; None if the data has none.
         is_multi_label: whether targets are truth values, one for each class.
         preparation: of the images among the inputs; None if the inputs are numbers.
+        normalization: the transform of batches, which normalizes images; None if no column has images.
 
     Raises:
         ValueError: a column does not exist, cannot become a tensor, has lists of different length, or has samples
@@ -58,9 +59,10 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         self._features = rows.features
         self.rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
+        self.normalization = IMAGENET if None in self._dtypes.values() else None
         self._image_size = image_size
         has_images = "inputs" in columns and self._dtypes[columns["inputs"]] is None
-        self.preparation = Preparation(image_size, None, MEAN, STD) if has_images else None
+        self.preparation = Preparation(image_size, None, IMAGENET.mean, IMAGENET.std) if has_images else None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,12 +107,6 @@ class Columns(Dataset[tuple[Tensor, ...]]):
                 raise wrong_argument(key, column, f"samples have the shapes {shapes[0]} and {shapes[1]}; {advice}")
         return tuple(torch.stack(tensors) for tensors in parts)
 
-    def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a batch with images as float32 `(N, 3, H, W)`, normalized with ImageNet's statistics."""
-        dtypes = [self._dtypes[column] for column in self.columns.values()]
-        pairs = zip(batch, dtypes, strict=False)  # new rows have no targets
-        return tuple(normalized(tensor) if dtype is None else tensor for tensor, dtype in pairs)
-
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
         if value is None:
@@ -143,7 +139,7 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
     """
     if isinstance(image, Mapping):
         image = image["path"] if image["bytes"] is None else image["bytes"]
-    return Preparation(size, None, MEAN, STD)(open_image(image))
+    return Preparation(size, None, IMAGENET.mean, IMAGENET.std)(open_image(image))
 
 
 def checked_whole(values: Any) -> Any:
@@ -243,6 +239,8 @@ def fake_batches(
 ) -> Callable[[int], tuple[Tensor, ...]]:
     """Return a function `make(n)` of batches that look like n samples of `Columns`, with the largest labels.
 
+    Images are not normalized yet.
+
     `first` reads a row; it is called only if the features lack a column's shape.
 
     Raises:
@@ -260,9 +258,8 @@ def fake_batches(
             row = first() if row is None else row
             value = row[column]
             shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
-        is_image = dtype is None
-        pixels = torch.randint(256, tuple(shape)) if is_image else torch.full(tuple(shape), largest, dtype=dtype)
-        examples.append(normalized(pixels) if is_image else pixels)
+        pixels = torch.randint(256, tuple(shape), dtype=torch.uint8)
+        examples.append(pixels if dtype is None else torch.full(tuple(shape), largest, dtype=dtype))
 
     def make(samples: int) -> tuple[Tensor, ...]:
         return tuple(example.expand(samples, *example.shape).clone() for example in examples)

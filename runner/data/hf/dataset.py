@@ -41,6 +41,7 @@ from runner.data.hf.multi_label import COLUMN, with_truth_values
 from runner.data.hf.splits import Part, Source, SplitArguments, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.streaming import MakeSamples, StreamLoader, open_stream, token_windows
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
+from runner.data.images.normalization import IMAGENET
 from runner.data.loaders import DatasetLoader, OrderedLoader
 from runner.data.text.packing import document_ends, end_token, packed_loaders
 from runner.data.text.token_cache import TokenCache
@@ -114,7 +115,7 @@ class HFDataset(SplitArguments):
             train, *held_out = _make_datasets(parts, columns)
         shared: dict[str, Any] = {"seed": self.seed, "num_workers": self.num_workers, "collate_fn": train.stack}
         if isinstance(train, Columns):
-            shared["transform"] = train.normalize  # in training on a GPU it runs there
+            shared["transform"] = train.normalization  # in training on a GPU it runs there
         return (
             DatasetLoader(train, self.batch_size, shuffle=True, **shared),
             *(DatasetLoader(part, self.eval_batch_size, shuffle=False, **shared) for part in held_out),
@@ -140,7 +141,7 @@ class HFDataset(SplitArguments):
             parts = _make_datasets([Part(stream.first, None) for stream in streams], columns)
             reason = f"each row has any number of classes; for these {_NEEDS_ALL}"
             refuse_if(parts[0].is_multi_label, "targets", columns.targets, reason)
-            collate, transform = parts[0].stack, getattr(parts[0], "normalize", None)
+            collate, transform = parts[0].stack, getattr(parts[0], "normalization", None)
             for part in parts:
                 part.read_from({})
         loaders = []
@@ -166,9 +167,12 @@ class HFDataset(SplitArguments):
                 return fake_window_loaders(tokens, encoder.vocab_size, self, self.pack_documents)
             make, has_many = _fake_samples(features, columns, source, splits)
         train, *held_out = counts
+        batch = make(1)
+        has_images = isinstance(batch, tuple) and any(part.dtype == torch.uint8 for part in batch)
+        transform = IMAGENET if has_images else None
         loaders = (
-            FakeLoader(make, train, self.batch_size),
-            *(FakeLoader(make, count, self.eval_batch_size) for count in held_out),
+            FakeLoader(make, train, self.batch_size, transform),
+            *(FakeLoader(make, count, self.eval_batch_size, transform) for count in held_out),
         )
         loaders[0].is_multi_label = has_many
         return loaders

@@ -178,6 +178,7 @@ class StreamLoader:
         transform: `transform(batch)` returns the batch to yield; see `DatasetLoader`.
 
     Attributes:
+        normalization: see `OrderedLoader`.
         order_settings: the settings that decide which rows a batch has.
         last: this rank's last batch, if an iteration was to begin after it.
 
@@ -214,6 +215,7 @@ class StreamLoader:
             log.info("num_workers=%d: only %d used, as each needs a file to read", num_workers, workers)
         self.dataset = dataset
         self.transform = transform
+        self.normalization = getattr(transform, "normalization", None)
         self.last: Any = None
         self._next = (0, 0)
         self._keys = StreamKeys()
@@ -230,8 +232,7 @@ class StreamLoader:
     def in_memory(self, rows: Any) -> DatasetLoader:
         """Return a loader of the samples of a data set, in their order, with batches like those of this loader."""
         size, seed = self.order_settings["batch_size"], self.order_settings["seed"]
-        normalize = getattr(rows, "normalize", None)
-        return DatasetLoader(rows, size, shuffle=False, seed=seed, collate_fn=rows.stack, transform=normalize)
+        return DatasetLoader(rows, size, shuffle=False, seed=seed, collate_fn=rows.stack, transform=self.transform)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches, from the position set by `seek` to the end of that epoch."""

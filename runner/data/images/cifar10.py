@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
+from runner.data.images.normalization import Normalization
 from runner.data.images.pixels import Preparation
 from runner.data.loaders import TensorLoader
 from runner.failures.checks import check_counts, check_whole, refuse_if
@@ -27,10 +27,9 @@ RECORD = 1 + 3 * 32 * 32  # bytes: the label; then the red, the green and the bl
 NUM_TRAIN = 50_000
 NUM_TEST = 10_000
 NUM_CLASSES = 10
-# Over all pixels of the 50,000 training images; red, green and blue in [0, 1].
-MEAN = (0.4914, 0.4822, 0.4465)
-STD = (0.2470, 0.2435, 0.2616)
-PREPARATION = Preparation(32, None, *(torch.tensor(values).mul(255).tolist() for values in (MEAN, STD)), scale=1.0)
+# Over all pixels of the 50,000 training images; red, green and blue.
+NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+PREPARATION = Preparation(32, None, NORMALIZATION.mean, NORMALIZATION.std)
 
 
 def _fake(
@@ -46,10 +45,10 @@ def _fake(
     def make(samples: int) -> tuple[Tensor, Tensor]:
         images = torch.randint(256, (samples, 3, 32, 32), dtype=torch.uint8)
         # The largest label, so that a model with too few classes fails.
-        return _normalize((images, torch.full((samples,), NUM_CLASSES - 1)))
+        return images, torch.full((samples,), NUM_CLASSES - 1)
 
-    train = FakeLoader(make, num_train - eval_samples, batch_size)
-    held_out = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, num_test) if size]
+    train = FakeLoader(make, num_train - eval_samples, batch_size, NORMALIZATION)
+    held_out = [FakeLoader(make, size, eval_batch_size, NORMALIZATION) for size in (eval_samples, num_test) if size]
     return train, *held_out
 
 
@@ -102,12 +101,12 @@ def load_cifar10(
     start = len(images) - eval_samples
 
     def make_unshuffled(images: Tensor, labels: Tensor) -> TensorLoader:
-        loader = TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
+        loader = TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=NORMALIZATION)
         loader.preparation = PREPARATION
         return loader
 
     train = TensorLoader(
-        images[:start], labels[:start], batch_size=batch_size, shuffle=True, seed=seed, transform=_normalize
+        images[:start], labels[:start], batch_size=batch_size, shuffle=True, seed=seed, transform=NORMALIZATION
     )
     test = make_unshuffled(*_read(path, TEST_FILES))
     return (train, make_unshuffled(images[start:], labels[start:]), test) if eval_samples else (train, test)
@@ -172,16 +171,3 @@ def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         images[start : start + count] = records[:, 1:]
         start += count
     return torch.from_numpy(images).view(-1, 3, 32, 32), torch.from_numpy(labels)
-
-
-def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    images, labels = batch
-    mean, std = _mean_and_std(images.device)
-    return torch.sub(images, mean).div_(std), labels
-
-
-@functools.cache  # once per device: a copy for each batch would wait for the device
-def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation per channel, float32 `(3, 1, 1)` each, of pixels in [0, 255]."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in PREPARATION[2:4])
-    return mean, std

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
+from runner.data.images.normalization import UNCHANGED
 from runner.data.loaders import TensorLoader
 from runner.failures.checks import check_whole
 
@@ -27,6 +28,7 @@ def _fake(batch_size: int, eval_batch_size: int, test_samples: int, **_: Any) ->
         return torch.rand(samples, 1, 8, 8), torch.full((samples,), 9)
 
     train = FakeLoader(make, NUM_TRAIN, batch_size)
+    train.normalization = UNCHANGED
     evaluation = FakeLoader(make, NUM_EVAL - test_samples, eval_batch_size)
     return (train, evaluation, FakeLoader(make, test_samples, eval_batch_size)) if test_samples else (train, evaluation)
 
@@ -60,6 +62,7 @@ def load_digits(
     images = torch.from_numpy(table[:, :64] / 16).view(-1, 1, 8, 8)
     labels = torch.from_numpy(table[:, 64].astype(numpy.int64))
     train = TensorLoader(images[:NUM_TRAIN], labels[:NUM_TRAIN], batch_size=batch_size, shuffle=True, seed=seed)
+    train.normalization = UNCHANGED
     end = len(images) - test_samples
     evaluation = TensorLoader(images[NUM_TRAIN:end], labels[NUM_TRAIN:end], batch_size=eval_batch_size, shuffle=False)
     if not test_samples:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils.data import Dataset
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
+from runner.data.images.normalization import IMAGENET
 from runner.data.images.pixels import Preparation
 from runner.data.loaders import DatasetLoader
 from runner.data.new_rows import images_at
@@ -23,9 +23,6 @@ from runner.files.printable import printable
 from runner.files.values import InnerPath, LocalPath
 from runner.libraries.torchvision import import_torchvision
 
-# Statistics of ImageNet: red, green and blue in [0, 1].
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
 EVAL_MARGIN = 256 / 224  # ratio of the shorter side to the size of the center crop
 
 
@@ -43,15 +40,15 @@ def _fake(
     _check(image_size, eval_image_size, transforms, eval_transforms)
     train, *held_out = _folders(path, test_folder)
     classes = len(_classes_in(train))
-    mean, std = _mean_and_std(torch.device("cpu"))
 
     def loader(folder: Path, size: int, batch_size: int) -> FakeLoader:
         def make(samples: int) -> tuple[Tensor, Tensor]:
-            images = (torch.rand(samples, 3, size, size) - mean) / std
+            images = torch.randint(256, (samples, 3, size, size), dtype=torch.uint8)
             # The largest label, so that a model with too few classes fails.
             return images, torch.full((samples,), classes - 1)
 
-        return FakeLoader(make, sum(len([*find_images(kind)]) for kind in _classes_in(folder)), batch_size)
+        images = sum(len([*find_images(kind)]) for kind in _classes_in(folder))
+        return FakeLoader(make, images, batch_size, IMAGENET)
 
     evaluation = (loader(folder, eval_image_size, eval_batch_size) for folder in held_out)
     return loader(train, image_size, batch_size), *evaluation
@@ -61,7 +58,7 @@ def _new_rows(
     eval_image_size: int, eval_batch_size: int, num_workers: int, eval_transforms: Any, **_: Any
 ) -> tuple[ImageFolder, dict[str, Any]]:
     images = ImageFolder(None, _center_crop(eval_image_size, eval_transforms))
-    return images, {"batch_size": eval_batch_size, "num_workers": num_workers, "transform": normalize}
+    return images, {"batch_size": eval_batch_size, "num_workers": num_workers, "transform": IMAGENET}
 
 
 @faked_by(_fake, _new_rows)
@@ -120,7 +117,7 @@ def load_imagefolder(
         if differing := sorted({*train.classes} ^ {*images.classes}):
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
             raise wrong_argument("path", path, f"train and {folder.name} {reason}")
-    options: dict[str, Any] = {"num_workers": num_workers, "transform": normalize}
+    options: dict[str, Any] = {"num_workers": num_workers, "transform": IMAGENET}
     loader = DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options)
     return loader, *(DatasetLoader(images, eval_batch_size, shuffle=False, **options) for images in held_out)
 
@@ -214,25 +211,7 @@ def _center_crop(size: int, transforms: Any = None) -> Callable[[Any], Tensor]:
     """Return how images are prepared for evaluation."""
     if transforms is not None:
         return _Transforms("eval_transforms", transforms, size)
-    return Preparation(size, round(size * EVAL_MARGIN), MEAN, STD)
-
-
-def normalize(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return a batch with its images, uint8 `(N, 3, H, W)`, as float32 normalized with ImageNet's statistics."""
-    return normalized(batch[0]), *batch[1:]
-
-
-def normalized(images: Tensor) -> Tensor:
-    """Return images, uint8 `(..., 3, H, W)`, as float32 normalized with ImageNet's statistics."""
-    mean, std = _mean_and_std(images.device)
-    return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
-
-
-@functools.cache  # once per device: a copy for each batch would wait for the device
-def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation per channel, float32 `(3, 1, 1)` each."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
-    return mean, std
+    return Preparation(size, round(size * EVAL_MARGIN), IMAGENET.mean, IMAGENET.std)
 
 
 def check_image_sizes(image_size: int, eval_image_size: int) -> None:

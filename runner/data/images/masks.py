@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import find_images, open_image
-from runner.data.images.imagefolder import check_image_sizes, check_transforms, normalized
+from runner.data.images.imagefolder import check_image_sizes, check_transforms
+from runner.data.images.normalization import IMAGENET
 from runner.data.images.pixels import FORMATS
 from runner.data.loaders import DatasetLoader
 from runner.data.new_rows import images_at
@@ -52,9 +53,9 @@ def _fake(
         def make(samples: int) -> tuple[Tensor, Tensor]:
             # The largest label, so that a model with too few classes fails.
             masks = torch.full((samples, size, size), len(classes) - 1)
-            return normalized(torch.randint(256, (samples, 3, size, size), dtype=torch.uint8)), masks
+            return torch.randint(256, (samples, 3, size, size), dtype=torch.uint8), masks
 
-        return FakeLoader(make, len(_pairs(folder)), batch_size)
+        return FakeLoader(make, len(_pairs(folder)), batch_size, prepare)
 
     train, *held_out = (Path(path, name) for name in ("train", "val", test_folder) if name is not None)
     evaluation = (loader(folder, eval_image_size, eval_batch_size) for folder in held_out)
@@ -218,7 +219,10 @@ def _default_transforms(image_size: int, eval_image_size: int) -> tuple[list[Any
 
 def prepare(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return a batch with its images normalized by ImageNet's statistics, and its masks as int64."""
-    return normalized(batch[0]), *(masks.long() for masks in batch[1:])
+    return IMAGENET.apply(batch[0]), *(masks.long() for masks in batch[1:])
+
+
+vars(prepare)["normalization"] = IMAGENET
 
 
 def _check(classes: Any, image_size: int, eval_image_size: int, transforms: Any, eval_transforms: Any) -> None:

@@ -35,15 +35,13 @@ class Preparation(NamedTuple):
         size: height and width of the center that is cut out, in pixels; None keeps images whole.
         shorter: pixels to which the shorter side is resized first, with the rounding of torchvision's `Resize` and
             `CenterCrop`; None resizes it to `size`.
-        mean, std: of each channel; they are subtracted from and divide the pixels, multiplied by `scale`.
-        scale: a factor for pixels in [0, 255].
+        mean, std: of each channel, for pixels in [0, 1].
     """
 
     size: int | None
     shorter: int | None
     mean: Sequence[float]
     std: Sequence[float]
-    scale: float = 1 / 255
 
     def __call__(self, image: Any) -> Tensor:
         """Return a Pillow image of mode RGB, cut, as uint8 `(3, H, W)`."""
@@ -62,7 +60,7 @@ class Preparation(NamedTuple):
     def normalized(self, images: Tensor) -> Tensor:
         """Return images, uint8 `(..., 3, H, W)`, as normalized float32."""
         mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (self.mean, self.std))
-        return images.to(torch.float32).mul_(self.scale).sub_(mean).div_(std)
+        return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
 
 
 def read_rgb(source: Any) -> Any:

@@ -104,19 +104,20 @@ class ShardArguments(ABC):
         For remote data this fetches one shard.
         """
         (train, *held_out), transform = self.open()
-        loader = ShardLoader(train, self.batch_size, shuffle=True, seed=self.seed, transform=transform)
+        loader = ShardLoader(train, self.batch_size, shuffle=True, seed=self.seed)
         batch = loader.pick(torch.arange(min(SHOWN, len(train))))
 
         def make(samples: int) -> Any:
             def like(tensor: Tensor) -> Tensor:
-                sample = tensor[:1] if tensor.is_floating_point() else tensor.max().expand(1, *tensor.shape[1:])
+                is_first = tensor.is_floating_point() or tensor.dtype == torch.uint8  # pixels
+                sample = tensor[:1] if is_first else tensor.max().expand(1, *tensor.shape[1:])
                 return sample.expand(samples, *tensor.shape[1:]).clone()
 
             return map_tensors(batch, like)
 
         return (
-            FakeLoader(make, len(train), self.batch_size),
-            *(FakeLoader(make, len(part), self.eval_batch_size) for part in held_out),
+            FakeLoader(make, len(train), self.batch_size, transform),
+            *(FakeLoader(make, len(part), self.eval_batch_size, transform) for part in held_out),
         )
 
 

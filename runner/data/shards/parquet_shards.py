@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runner.data.fake import data_function
 from runner.data.hf.columns import checked_whole, image_tensor
-from runner.data.images.imagefolder import normalized
+from runner.data.images.normalization import IMAGENET
 from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tables
@@ -61,14 +61,10 @@ class ParquetShards(ShardArguments):
         make = partial(BatchedShards, join=join, decode=decode, columns=[*columns.values()])
         parts = self.open_shards(Tables([*columns.values()]), make)
         has_images = any("binary" in parts[0].columns[column] for column in columns.values())
-        return parts, _normalize if has_images else None
+        return parts, IMAGENET if has_images else None
 
 
 load_parquet_shards = data_function("load_parquet_shards", ParquetShards)
-
-
-def _normalize(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(normalized(tensor) if tensor.dtype == torch.uint8 else tensor for tensor in batch)
 
 
 def decode_table(

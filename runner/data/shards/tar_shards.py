@@ -16,7 +16,8 @@ from torch import Tensor
 from runner.data.fake import data_function
 from runner.data.hf.columns import checked_whole
 from runner.data.images.decoding import SUFFIXES, open_image
-from runner.data.images.imagefolder import check_image_sizes, image_transforms, normalize
+from runner.data.images.imagefolder import check_image_sizes, image_transforms
+from runner.data.images.normalization import IMAGENET
 from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import ShardedDataset
 from runner.data.shards.formats import Tars
@@ -75,7 +76,7 @@ class TarShards(ShardArguments):
             decode = partial(decode_sample, inputs=self.inputs, targets=self.targets, image=image)
             return ShardedDataset(*args, decode=decode, columns=(self.inputs, self.targets), key=key)
 
-        return self.open_shards(Tars(), make), normalize if is_image else None
+        return self.open_shards(Tars(), make), IMAGENET if is_image else None
 
 
 load_tar_shards = data_function("load_tar_shards", TarShards)

@@ -13,10 +13,11 @@ from runner import ClassificationModel, Trainer
 from runner.data import DatasetLoader
 from runner.data.folds import Folds
 from runner.data.hf.dataset import load_hf_dataset
-from runner.data.images.imagefolder import MEAN, STD, normalized
+from runner.data.images.normalization import IMAGENET
 
 pytestmark = pytest.mark.usefixtures("extras")
 
+MEAN, STD = IMAGENET.mean, IMAGENET.std
 SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0, "cache": None}
 DEFAULTS = {key: parameter.default for key, parameter in inspect.signature(load_hf_dataset).parameters.items()}
 
@@ -160,7 +161,7 @@ def test_the_center_is_cropped():
     image.paste((255, 255, 255), (10, 0, 20, 10))
     for size in (10, 5, 20):
         inner = slice(1, -1)  # without the edges, which are blurred
-        cut = normalized(image_tensor(image, size))[:, inner, inner] * torch.tensor(STD).view(3, 1, 1)
+        cut = IMAGENET.apply(image_tensor(image, size))[:, inner, inner] * torch.tensor(STD).view(3, 1, 1)
         torch.testing.assert_close(cut + torch.tensor(MEAN).view(3, 1, 1), torch.ones_like(cut), atol=0.01, rtol=0)
 
 

@@ -11,12 +11,12 @@ import torch
 from archive_server import Server, serving, tar_gz
 
 from runner import ClassificationModel, Trainer
-from runner.data.images.cifar10 import FOLDER, MD5, MEAN, STD, URL, load_cifar10
+from runner.data.images.cifar10 import FOLDER, MD5, NORMALIZATION, URL, load_cifar10
 from runner.models import ResNet8
 
 COUNTS = {**{f"data_batch_{number}": number for number in range(1, 6)}, "test_batch": 7}
 NUM_TRAIN, NUM_EVAL = 15, 7
-MEAN_STD = (torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
+MEAN_STD = NORMALIZATION.tensors(torch.device("cpu"), torch.float32)
 
 
 def record(label: int, number: int) -> bytes:

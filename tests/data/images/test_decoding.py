@@ -18,6 +18,7 @@ from torch import Tensor
 
 from runner.data.images.decoding import find_images, open_image
 from runner.data.images.imagefolder import load_imagefolder
+from runner.data.images.normalization import IMAGENET
 from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.data.shards.tar_shards import load_tar_shards
 
@@ -62,7 +63,7 @@ def from_datasets(content: bytes, folder: Path) -> Tensor:
 
     rows = datasets.Dataset.from_dict({"image": [{"bytes": content, "path": None}], "label": [0]})
     columns = Columns(rows.cast_column("image", datasets.Image()), {"inputs": "image", "targets": "label"}, SIDE)
-    return columns.normalize(columns.stack([columns[0]]))[0]
+    return IMAGENET(columns.stack([columns[0]]))[0]
 
 
 LOADERS = [from_folder, from_tar, from_parquet, from_datasets]

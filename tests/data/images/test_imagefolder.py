@@ -11,12 +11,14 @@ import torch
 from PIL import Image
 
 from runner import ClassificationModel, Trainer
-from runner.data.images.imagefolder import MEAN, STD, image_transforms, load_imagefolder
+from runner.data.images.imagefolder import image_transforms, load_imagefolder
+from runner.data.images.normalization import IMAGENET
 from runner.libraries.torchvision import import_torchvision
 from runner.models import torchvision_model
 
 pytestmark = pytest.mark.usefixtures("extras")
 
+MEAN, STD = IMAGENET.mean, IMAGENET.std
 COLORS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 
 

@@ -8,11 +8,12 @@ import torch
 from PIL import Image
 from shapes_to_segment import CLASSES, draw_shapes
 
-from runner.data.images.imagefolder import MEAN, STD
 from runner.data.images.masks import load_image_masks
+from runner.data.images.normalization import IMAGENET
 from runner.libraries.torchvision import import_torchvision
 
 pytest.importorskip("torchvision")
+MEAN, STD = IMAGENET.mean, IMAGENET.std
 
 
 def load(folder: Path, **options: Any):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from runner.data.archive import check_source, fetch_archive, find_missing
-from runner.data.fake import FakeLoader, faked_by
+from runner.data.fake import FakeLoader, data_function
+from runner.data.images.imagefolder import OwnTransforms, check_transforms
 from runner.data.images.normalization import Normalization
 from runner.data.images.pixels import Preparation
-from runner.data.loaders import TensorLoader
+from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.failures.checks import check_counts, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.files.values import Address, LocalPath
+from runner.libraries.hugging_face import import_hf
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside the archive
@@ -32,36 +37,8 @@ NORMALIZATION = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435
 PREPARATION = Preparation(32, None, NORMALIZATION.mean, NORMALIZATION.std)
 
 
-def _fake(
-    path: str, url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, eval_samples: int, seed: int
-) -> tuple[FakeLoader, ...]:
-    _check(url, md5, batch_size, eval_batch_size, seed)
-    num_train = NUM_TRAIN
-    num_test = NUM_TEST
-    if not _is_missing(path, url):
-        num_train, num_test = (sum(_count(path, name) for name in names) for names in (TRAIN_FILES, TEST_FILES))
-    _check_eval_samples(eval_samples, num_train)
-
-    def make(samples: int) -> tuple[Tensor, Tensor]:
-        images = torch.randint(256, (samples, 3, 32, 32), dtype=torch.uint8)
-        # The largest label, so that a model with too few classes fails.
-        return images, torch.full((samples,), NUM_CLASSES - 1)
-
-    train = FakeLoader(make, num_train - eval_samples, batch_size, NORMALIZATION)
-    held_out = [FakeLoader(make, size, eval_batch_size, NORMALIZATION) for size in (eval_samples, num_test) if size]
-    return train, *held_out
-
-
-@faked_by(_fake)
-def load_cifar10(
-    path: LocalPath = "data/cifar10",
-    url: Address | None = URL,
-    md5: str | None = MD5,
-    batch_size: int = 128,
-    eval_batch_size: int = 1000,
-    eval_samples: int = 0,
-    seed: int = 0,
-) -> tuple[TensorLoader, ...]:
+@dataclass(frozen=True)
+class Cifar10:
     """Return a training loader of CIFAR-10's 50,000 training images and an evaluation loader of its 10,000 test images.
 
     This is the usual way to report a recipe whose settings are fixed. To choose anything by accuracy (a checkpoint, a
@@ -70,7 +47,9 @@ def load_cifar10(
 
     Batches are `(images, labels)`: float32 `(N, 3, 32, 32)`, red, green and blue, normalized by the mean and standard
     deviation of each channel over the training images, and int64 `(N,)` in [0, 10). In memory the images are uint8, 184
-    MB on each rank's device; there they become float32 batch by batch.
+    MB on each rank's device; there they become float32 batch by batch. With transforms of your own, images stay in the
+    memory of the host, and worker processes transform them one by one; random choices then depend on seed, epoch and
+    sample alone.
 
     The files are those of the binary version: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` in
     `path/cifar-10-batches-bin`, with any number of images. If a file is missing, one process downloads the archive of
@@ -85,42 +64,110 @@ def load_cifar10(
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
         eval_samples: number of training images to evaluate on, the last ones, which are in random order; 0 evaluates
             on the test images.
-        seed: seed of the order of the training samples.
+        seed: seed of the order of the training samples, and of the transforms.
+        num_workers: processes that transform images on each rank; 0 transforms in this process. Without transforms,
+            none is started.
+        transforms: functions applied to a training image one after another, such as those of
+            `torchvision.transforms.v2`. The first takes a Pillow image of mode RGB; the last returns one, or a tensor,
+            uint8 `(3, 32, 32)`; images are normalized afterwards. None: images as they are.
+        eval_transforms: the same for images for evaluation and testing.
 
     Raises:
+        ModuleNotFoundError: there are transforms, and torchvision is not installed.
         FileNotFoundError: a file is missing, and url is None.
         ConnectionError: the archive cannot be downloaded.
         ValueError: an argument is out of range or not valid, the checksum differs, or a file is not one of CIFAR-10.
         OSError: the disk is full, or the folder cannot be written to.
     """
-    _check(url, md5, batch_size, eval_batch_size, seed)
-    if _is_missing(path, url) and url is not None:
-        fetch_archive(url, md5, path, [*TRAIN_FILES, *TEST_FILES])
-    images, labels = _read(path, TRAIN_FILES)
-    _check_eval_samples(eval_samples, len(images))
-    start = len(images) - eval_samples
 
-    def make_unshuffled(images: Tensor, labels: Tensor) -> TensorLoader:
-        loader = TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=NORMALIZATION)
-        loader.preparation = PREPARATION
+    path: LocalPath = "data/cifar10"
+    url: Address | None = URL
+    md5: str | None = MD5
+    batch_size: int = 128
+    eval_batch_size: int = 1000
+    eval_samples: int = 0
+    seed: int = 0
+    num_workers: int = 2
+    transforms: Sequence[Callable[[Any], Any]] | None = None
+    eval_transforms: Sequence[Callable[[Any], Any]] | None = None
+
+    def load(self) -> tuple[OrderedLoader, ...]:
+        """Return a training, an evaluation and perhaps a test loader."""
+        self._check()
+        if _is_missing(self.path, self.url) and self.url is not None:
+            fetch_archive(self.url, self.md5, self.path, [*TRAIN_FILES, *TEST_FILES])
+        images, labels = _read(self.path, TRAIN_FILES)
+        self._check_eval_samples(len(images))
+        start = len(images) - self.eval_samples
+        held_out = [part for part in ((images[start:], labels[start:]), _read(self.path, TEST_FILES)) if len(part[0])]
+        train = images[:start], labels[:start]
+        options: dict[str, Any] = {"batch_size": self.eval_batch_size, "shuffle": False}
+        return (
+            self._make(train, "transforms", batch_size=self.batch_size, shuffle=True, seed=self.seed),
+            *(self._make(part, "eval_transforms", **options) for part in held_out),
+        )
+
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return loaders of made-up batches; nothing is downloaded, and files are only counted."""
+        self._check()
+        num_train = NUM_TRAIN
+        num_test = NUM_TEST
+        if not _is_missing(self.path, self.url):
+            num_train, num_test = (
+                sum(_count(self.path, name) for name in names) for names in (TRAIN_FILES, TEST_FILES)
+            )
+        self._check_eval_samples(num_train)
+
+        def make(samples: int) -> tuple[Tensor, Tensor]:
+            images = torch.randint(256, (samples, 3, 32, 32), dtype=torch.uint8)
+            # The largest label, so that a model with too few classes fails.
+            return images, torch.full((samples,), NUM_CLASSES - 1)
+
+        train = FakeLoader(make, num_train - self.eval_samples, self.batch_size, NORMALIZATION)
+        sizes = [size for size in (self.eval_samples, num_test) if size]
+        return train, *(FakeLoader(make, size, self.eval_batch_size, NORMALIZATION) for size in sizes)
+
+    def _make(self, part: tuple[Tensor, Tensor], name: str, **order: Any) -> OrderedLoader:
+        transforms = getattr(self, name)
+        loader: OrderedLoader
+        if self.transforms is None and self.eval_transforms is None:
+            loader = TensorLoader(*part, transform=NORMALIZATION, **order)
+        else:
+            dataset = _Pictures(*part, OwnTransforms(name, transforms or [], 32))
+            loader = DatasetLoader(dataset, num_workers=self.num_workers, transform=NORMALIZATION, **order)
+        if transforms is None:
+            loader.preparation = PREPARATION
         return loader
 
-    train = TensorLoader(
-        images[:start], labels[:start], batch_size=batch_size, shuffle=True, seed=seed, transform=NORMALIZATION
-    )
-    test = make_unshuffled(*_read(path, TEST_FILES))
-    return (train, make_unshuffled(images[start:], labels[start:]), test) if eval_samples else (train, test)
+    def _check(self) -> None:
+        check_source(self.url, self.md5)
+        check_counts(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size)
+        check_whole("seed", self.seed, 0)
+        check_whole("num_workers", self.num_workers, 0, "a number of processes")
+        check_transforms(self.transforms, self.eval_transforms)
+
+    def _check_eval_samples(self, num_train: int) -> None:
+        allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
+        refuse_if(not 0 <= self.eval_samples < num_train, "eval_samples", self.eval_samples, allowed)
 
 
-def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int) -> None:
-    check_source(url, md5)
-    check_counts(batch_size=batch_size, eval_batch_size=eval_batch_size)
-    check_whole("seed", seed, 0)
+load_cifar10 = data_function("load_cifar10", Cifar10)
 
 
-def _check_eval_samples(eval_samples: int, num_train: int) -> None:
-    allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
-    refuse_if(not 0 <= eval_samples < num_train, "eval_samples", eval_samples, allowed)
+class _Pictures(Dataset[tuple[Any, Tensor]]):
+    """Images, uint8 `(N, 3, H, W)`, which `transform` takes as Pillow images, and their labels `(N,)`."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Any], Any]) -> None:
+        self.images = images
+        self.targets = labels
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        pixels = self.images[index].permute(1, 2, 0).numpy()
+        return self.transform(import_hf("PIL.Image").fromarray(pixels)), self.targets[index]
 
 
 def _is_missing(path: str, url: str | None) -> bool:

@@ -109,7 +109,7 @@ def load_imagefolder(
     train_folder, *other_folders = _folders(path, test_folder)
     random_crop, _ = image_transforms(image_size, eval_image_size)
     if transforms is not None:
-        random_crop = _Transforms("transforms", transforms, image_size)
+        random_crop = OwnTransforms("transforms", transforms, image_size)
     center_crop = _center_crop(eval_image_size, eval_transforms)
     train = ImageFolder(train_folder, random_crop)
     held_out = [ImageFolder(folder, center_crop) for folder in other_folders]
@@ -173,7 +173,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
         return images
 
 
-class _Transforms:
+class OwnTransforms:
     """The user's transforms, one after another, of a Pillow image to uint8 `(3, size, size)`."""
 
     def __init__(self, name: str, transforms: Sequence[Callable[[Any], Any]], size: int) -> None:
@@ -210,7 +210,7 @@ def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
 def _center_crop(size: int, transforms: Any = None) -> Callable[[Any], Tensor]:
     """Return how images are prepared for evaluation."""
     if transforms is not None:
-        return _Transforms("eval_transforms", transforms, size)
+        return OwnTransforms("eval_transforms", transforms, size)
     return Preparation(size, round(size * EVAL_MARGIN), IMAGENET.mean, IMAGENET.std)
 
 

@@ -6,12 +6,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from archive_server import Server, serving, tar_gz
+from PIL import Image
 
 from runner import ClassificationModel, Trainer
 from runner.data.images.cifar10 import FOLDER, MD5, NORMALIZATION, URL, load_cifar10
+from runner.libraries.torchvision import import_torchvision
 from runner.models import ResNet8
 
 COUNTS = {**{f"data_batch_{number}": number for number in range(1, 6)}, "test_batch": 7}
@@ -234,3 +237,59 @@ def test_the_best_checkpoint_on_training_images_is_tested(run_here: Any, folder:
     )
     result = run_here(*command, "test=best", "callbacks.checkpoint_saver.monitor=eval/loss", code=0)
     assert "test/MulticlassAccuracy" in result.out
+
+
+def own_noise(image: Any) -> Any:
+    """Return an image with a color from numpy's global generator, as a transform of one's own may draw it."""
+    return Image.blend(image, Image.new("RGB", image.size, tuple(numpy.random.randint(0, 256, 3).tolist())), 0.3)
+
+
+def test_own_transforms_see_the_images_and_draw_by_seed_epoch_and_sample(folder: Path):
+    v2 = import_torchvision("torchvision.transforms.v2")
+    _, plain = load(folder)
+    _, evaluation = load(folder, eval_transforms=[v2.RandomInvert(1)], num_workers=0)
+    for (inverted, labels), (images, expected) in zip(evaluation, plain, strict=True):
+        pixels = [part * MEAN_STD[1] + MEAN_STD[0] for part in (inverted, images)]
+        torch.testing.assert_close(pixels[0], 1 - pixels[1])
+        assert torch.equal(labels, expected)
+
+    def batches(epoch: int, first: int = 0, num_workers: int = 0, seed: int = 0) -> list[torch.Tensor]:
+        transforms = [own_noise, v2.RandomCrop(32, padding=4), v2.RandAugment()]
+        train, _ = load(folder, transforms=transforms, num_workers=num_workers, seed=seed)
+        train.seek(epoch, first)
+        return [images for images, _ in train]
+
+    whole = batches(1)
+    for images, expected in zip(batches(1, first=2, num_workers=1), whole[2:], strict=True):
+        assert torch.equal(images, expected)
+    assert not torch.equal(torch.cat(batches(0)).sort(0).values, torch.cat(whole).sort(0).values)
+    assert not torch.equal(torch.cat(batches(1, seed=5)).sort(0).values, torch.cat(whole).sort(0).values)
+
+
+def test_transforms_that_are_no_functions_or_return_other_sizes_are_refused(folder: Path):
+    for call in (load_cifar10, vars(load_cifar10)["fake"]):
+        with pytest.raises(ValueError, match=r"eval_transforms=\[3\]: must be a list of functions of an image"):
+            call(str(folder), url=None, eval_transforms=[3])
+    v2 = import_torchvision("torchvision.transforms.v2")
+    with pytest.raises(ValueError, match=r"transforms: they must return .*\(3, 32, 32\), not torch.uint8 \(3, 8, 8\)"):
+        next(iter(load(folder, transforms=[v2.CenterCrop(8)], num_workers=0)[0]))
+
+
+@pytest.mark.slow
+def test_a_run_with_own_transforms_is_the_same_on_two_ranks_in_parts_and_after_a_resume(
+    run_app: Any, run_here: Any, folder: Path, tmp_path: Path
+):
+    crop = "{_target_: torchvision.transforms.v2.RandomCrop, size: 32, padding: 4}"
+    command = (
+        *("data=cifar10", "data.batch_size=6", "data.url=null", f"data.path={folder}", f"data.transforms=[{crop}]"),
+        *("model=mlp", "model.module.in_features=3072", "algorithms=none", "callbacks=[checkpoint_saver]"),
+        *("scheduler=constant", "optimizer.lr=0.01"),
+    )
+    run_here(*command, "trainer.max_duration=4ep", "hydra.run.dir=whole", code=0)
+    run_here(*command, "trainer.max_duration=7ba", "hydra.run.dir=resumed", code=0)
+    run_here("resume", "resumed", "trainer.max_duration=4ep", code=0)
+    run_app(
+        *command, "trainer.max_duration=4ep", "hydra.run.dir=parts", "trainer.grad_accum=3", "launch.nproc_per_node=2"
+    )
+    torch.testing.assert_close(weights(tmp_path / "resumed"), weights(tmp_path / "whole"), rtol=0, atol=0)
+    torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=1e-4, atol=1e-6)

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from runner import ClassificationModel, Trainer
+from runner.data.folds import Folds
 from runner.data.images.imagefolder import image_transforms, load_imagefolder
 from runner.data.images.normalization import IMAGENET
 from runner.libraries.torchvision import import_torchvision
@@ -98,6 +99,21 @@ def test_own_transforms_replace_the_builtin_ones(folder: Path, torchvision: Modu
     expected = ((255 - pixels.float()) / 255 - mean) / std
     assert sum(torch.allclose(image, expected, atol=1e-5) for images, _ in train for image in images) == 1
     assert {image.shape for images, _ in evaluation for image in images} == {(3, 12, 12)}
+
+
+def test_folds_evaluate_training_images_without_augmentation(folder: Path, torchvision: ModuleType):
+    v2 = import_torchvision("torchvision.transforms.v2")
+
+    def images_of(*loaders) -> list[bytes]:
+        return [image.numpy().tobytes() for loader in loaders for images, _ in loader for image in images]
+
+    center = {"eval_transforms": [v2.CenterCrop(8)], "eval_image_size": 8}
+    held_out = []
+    for number in range(2):
+        loaders = load(folder, transforms=[v2.CenterCrop(8), v2.RandomInvert(1)], **center)
+        Folds(number, count=2).apply(*loaders)
+        held_out += images_of(loaders[1])
+    assert sorted(held_out) == sorted(images_of(*load(folder, transforms=[v2.CenterCrop(8)], **center)))
 
 
 def test_draws_of_own_transforms_depend_on_seed_epoch_and_sample_alone(folder: Path, torchvision: ModuleType):

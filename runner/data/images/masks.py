@@ -16,7 +16,7 @@ from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import find_images, open_image
 from runner.data.images.imagefolder import check_image_sizes, check_transforms
 from runner.data.images.normalization import IMAGENET
-from runner.data.images.pixels import FORMATS
+from runner.data.images.pixels import FORMATS, upright
 from runner.data.loaders import DatasetLoader
 from runner.data.new_rows import images_at
 from runner.failures.checks import refuse_if
@@ -87,7 +87,8 @@ def load_image_masks(
     """Return a training loader over `path/train` and an evaluation loader over `path/val`, for semantic segmentation.
 
     Each of these folders contains `images` and `masks`; the mask of `images/a.jpg` is `masks/a.png`, an 8-bit image of
-    the same size, gray or with a palette. Its values are class numbers, or 255 for pixels that count in neither the
+    the same size, gray or with a palette. Both are turned upright as their own EXIF data says: a mask without such data
+    is that of the image as viewers show it. Its values are class numbers, or 255 for pixels that count in neither the
     loss nor the metrics. Batches are `(images, masks)`: float32 `(N, 3, size, size)`, normalized by ImageNet's mean and
     standard deviation, and int64 `(N, size, size)`. Training images are random crops of 50 to 100 % of the area,
     resized to a square and mirrored with probability 1/2; images for evaluation and testing are resized to a square.
@@ -171,7 +172,10 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
         values = torch.zeros(pixels.shape[1:], dtype=torch.uint8) if mask_path is None else self._read_mask(mask_path)
         if values.shape != pixels.shape[1:]:
             sizes = f"{tuple(values.shape)} pixels, but its image {tuple(pixels.shape[1:])}"
-            raise ValueError(f"{printable(str(mask_path))}: the mask has {sizes}; both need the same height and width")
+            remedy = "both need the same height and width"
+            if values.mT.shape == pixels.shape[1:]:
+                remedy = "if it was made from the stored pixels, remove the orientation from the image's EXIF data"
+            raise ValueError(f"{printable(str(mask_path))}: the mask has {sizes}; {remedy}")
         pair = tv_tensors.Image(pixels), tv_tensors.Mask(values)
         for transform in self._transforms:
             pair = transform(*pair)
@@ -193,7 +197,7 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
                 shown = f"is {mask.format} with mode {mask.mode}"
                 reason = f"{shown}, but must be {' or '.join(LOSSLESS)}, gray or with a palette (mode L or P)"
                 raise ValueError(f"{printable(path)}: the mask {reason}; its values are class numbers")
-            values = torch.from_numpy(numpy.array(mask))
+            values = torch.from_numpy(numpy.array(upright(mask)))
         wrong = values[(values >= len(self.classes)) & (values != IGNORED)]
         if len(wrong):
             reason = f"only {len(self.classes)} classes, 0 to {len(self.classes) - 1}, and {IGNORED} for no class"

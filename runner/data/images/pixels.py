@@ -93,12 +93,19 @@ def _to_rgb(image: Any) -> Any:
     if image.mode in ("I", "F") and not has_16_bits:
         kind = "whole numbers" if image.mode == "I" else "floats"
         raise ValueError(f"its values are {kind} of 32 bits, whose range is not known, so save it with 8 or 16 bits")
-    if (turn := TURNS.get(_orientation(image))) is not None:
-        image = image.transpose(Image.Transpose[turn])
+    image = upright(image)
     if has_16_bits:
         values = numpy.asarray(image).astype(numpy.float32)
         image = Image.fromarray((values / 257).round().astype(numpy.uint8))
     return image.convert("RGB")
+
+
+def upright(image: Any) -> Any:
+    """Return a Pillow image turned or mirrored as its EXIF data says; values and mode stay the same."""
+    from PIL import Image
+
+    turn = TURNS.get(_orientation(image))
+    return image if turn is None else image.transpose(Image.Transpose[turn])
 
 
 def _orientation(image: Any) -> Any:

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from shapes_to_segment import CLASSES, draw_shapes
 
 from runner.data.images.masks import load_image_masks
@@ -56,6 +57,32 @@ def test_own_transforms_draw_once_for_an_image_and_its_mask(tmp_path: Path):
         for pair, expected in zip(resumed, whole[number:], strict=True):
             assert all(torch.equal(*both) for both in zip(pair, expected, strict=True))
     assert not torch.equal(batches(train, 2)[0][0], whole[0][0])
+
+
+def test_masks_are_turned_as_their_own_exif_data_says(tmp_path: Path):
+    for folder in ("train", "val"):
+        for part in ("images", "masks"):
+            (tmp_path / folder / part).mkdir(parents=True)
+    generator = numpy.random.default_rng(0)
+    for orientation in range(1, 9):
+        stored = Image.fromarray(generator.integers(256, size=(30, 40, 3), dtype=numpy.uint8))
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        pixels = Image.fromarray((numpy.array(stored)[..., 0] > 127).astype(numpy.uint8))
+        for folder in ("train", "val"):
+            stored.save(tmp_path / folder / "images" / f"{orientation}.png", exif=exif)
+        pixels.save(tmp_path / "train" / "masks" / f"{orientation}.png", exif=exif)  # turned as its image
+        with Image.open(tmp_path / "val" / "images" / f"{orientation}.png") as image:  # drawn on the image as shown
+            shown = numpy.array(ImageOps.exif_transpose(image))[..., 0] > 127
+        Image.fromarray(shown.astype(numpy.uint8)).save(tmp_path / "val" / "masks" / f"{orientation}.png")
+    crop = [import_torchvision("torchvision.transforms.v2").CenterCrop(30)]
+    for loader in load(tmp_path, image_size=30, eval_image_size=30, transforms=crop, eval_transforms=crop):
+        for images, masks in loader:
+            assert torch.equal(masks, (colors(images)[:, 0] > 0.5).long()) and 0.4 < masks.float().mean() < 0.6
+    pixels.save(tmp_path / "val" / "masks" / "6.png")
+    wrong = r"6\.png: the mask has \(30, 40\) pixels, but its image \(40, 30\); if it was made from the stored pixels"
+    with pytest.raises(ValueError, match=wrong):
+        [*load(tmp_path, image_size=30, eval_image_size=30, transforms=crop, eval_transforms=crop)[1]]
 
 
 def test_wrong_masks_and_files_are_named(tmp_path: Path):

@@ -100,12 +100,12 @@ def focal_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """Return the focal loss of logits `(N, C, ...)` for class numbers `(N, ...)`, as a mean or a sum over targets."""
+    """Return the focal loss of logits `(N, C, ...)` for class numbers `(N, ...)`, with a reduction as in torch."""
     losses = _focused(-F.cross_entropy(input, target, ignore_index=ignore_index, reduction="none"), gamma)
     counts = target != ignore_index
     weights = counts if weight is None else weight[target.where(counts, 0)] * counts
-    total = (losses * weights).sum()
-    return total if reduction == "sum" else total / weights.sum()
+    losses = losses * weights
+    return losses if reduction == "none" else losses.sum() / (weights.sum() if reduction == "mean" else 1)
 
 
 def _focused(log_probability: Tensor, gamma: float) -> Tensor:

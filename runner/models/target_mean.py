@@ -48,7 +48,11 @@ class TargetMean:
         if target.is_floating_point():
             return self.loss_fn(input, target)
         weight = torch.as_tensor(self.weight_of(target))
-        total = self._function(input, target, reduction="sum", **self._options())
+        # On CUDA, torch's own sum over targets (N, ...) depends on the order in which blocks of threads end.
+        if target.ndim > 1:
+            total = self._function(input, target, reduction="none", **self._options()).sum()
+        else:
+            total = self._function(input, target, reduction="sum", **self._options())
         return total / torch.where(weight > 0, weight, 1)
 
     def weight_of(self, target: Tensor) -> int | Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner import Callback, ClassificationModel, SupervisedModel, Trainer
 from runner.algorithms import CutMix, LabelSmoothing, MixUp
@@ -35,6 +36,41 @@ def images(void: int = VOID) -> tuple[Tensor, Tensor]:
     targets[2] = void
     targets[5] = 0
     return inputs, targets
+
+
+class Reductions(TorchDispatchMode):
+    """Records the reduction of each negative log-likelihood over targets with more than one dimension; 0 is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.name().startswith("aten::nll_loss2d"):
+            bound = zip(function._schema.arguments, args, strict=False)
+            self.seen += [value for argument, value in bound if argument.name == "reduction"]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weight", [None, WEIGHTS.float()])
+def test_pixel_losses_add_up_in_a_fixed_order_with_the_gradients_of_torch(weight: Any, smoothing: float):
+    """Torch's sum and mean over pixels, reductions 1 and 2 of nll_loss2d, have no fixed order on CUDA."""
+    inputs, targets = images()
+    logits = inputs.float().requires_grad_()
+    loss_fn = nn.CrossEntropyLoss(weight=weight, ignore_index=VOID, label_smoothing=smoothing)
+    mean: Any = read_loss(loss_fn)
+    with Reductions() as reductions:
+        loss = mean(logits, targets)
+        loss.backward()
+    assert reductions.seen == [0, 0]
+    gradient, logits.grad = logits.grad, None
+    whole = F.cross_entropy(
+        logits, targets, weight=weight, ignore_index=VOID, label_smoothing=smoothing, reduction="sum"
+    ) / mean.weight_of(targets)
+    whole.backward()
+    torch.testing.assert_close(loss, whole, rtol=2**-22, atol=0)
+    torch.testing.assert_close(gradient, logits.grad, rtol=0, atol=0)
 
 
 class Gradient(Callback):

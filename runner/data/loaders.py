@@ -6,7 +6,6 @@ import copy
 import functools
 import logging
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -248,10 +247,6 @@ class DatasetLoader(OrderedLoader):
             _warn_of_too_many(num_workers)
         batches = SeededBatches(dataset, collate_fn or default_collate, seed, transform)
         self._pool = WorkerPool(batches, self._keys, num_workers, loader_options)
-        self._reader: weakref.ref[BatchReader] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_reader": None}
 
     def _make_order(self, dataset: Any, *sizes: Any) -> SampleOrder:
         return SampleOrder(len(dataset), *sizes)
@@ -266,19 +261,11 @@ class DatasetLoader(OrderedLoader):
 
     def __iter__(self) -> BatchReader:
         """Return an iterator over this rank's batches, from the position set by `seek` to the end of that epoch."""
-        return self._make_reader(transforms=True)
+        return self._pool.read(*self._take_position(), transforms=True)
 
     def untransformed(self) -> BatchReader:
         """Return the iterator that `iter()` would return, but without calling `transform`."""
-        return self._make_reader(transforms=False)
-
-    def _make_reader(self, transforms: bool) -> BatchReader:
-        last_reader = None if self._reader is None else self._reader()
-        if last_reader is None or last_reader.is_over:
-            reader = BatchReader(self._pool, *self._take_position(), transforms)
-            self._reader = weakref.ref(reader)
-            return reader
-        return BatchReader(self._pool.make_another(), *self._take_position(), transforms)
+        return self._pool.read(*self._take_position(), transforms=False)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: the workers are busy with the current iteration.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing.connection
 import os
 import signal
@@ -70,15 +71,25 @@ class WorkerPool:
         self.workers: list[Any] = []
         """The running worker processes, by number."""
         self._options = options
+        self._reader: weakref.ref[BatchReader] | None = None
         self._snapshot: Snapshot | None = None
         self._reading = torch.full((num_workers,), -1).share_memory_() if num_workers else torch.empty(0)
         self._make_loader()
         # If the garbage collector freed its queues first, the loader would wait 5 s for each worker.
         weakref.finalize(self, _kill, self.workers, os.getpid()).atexit = False
 
-    def make_another(self) -> WorkerPool:
-        """Return a pool with its own workers, for an iteration while this pool's workers are busy."""
-        return WorkerPool(self.batches, self.keys, self.num_workers, self._options)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reader": None}
+
+    def read(self, epoch: int, batch: int, transforms: bool) -> BatchReader:
+        """Return a `BatchReader`; while another one is reading, it has a pool of its own, with other workers."""
+        last = None if self._reader is None else self._reader()
+        if last is not None and not last.is_over:
+            pool = WorkerPool(copy.copy(self.batches), copy.copy(self.keys), self.num_workers, self._options)
+            return BatchReader(pool, epoch, batch, transforms)
+        reader = BatchReader(self, epoch, batch, transforms)
+        self._reader = weakref.ref(reader)
+        return reader
 
     def iterate(self) -> Iterator[Any]:
         """Return an iterator over the batches, read by the workers of the last iteration if they are usable."""
@@ -152,7 +163,7 @@ class BatchReader(Iterator[Any]):
 
     def __init__(self, pool: WorkerPool, epoch: int, batch: int, transforms: bool) -> None:
         self._pool = pool
-        self._keys = pool.keys
+        self.keys = pool.keys
         self._transforms = transforms
         self._epoch = epoch
         self._batch = self._first = batch
@@ -168,12 +179,12 @@ class BatchReader(Iterator[Any]):
             batch = self._read()
         except StopIteration:
             self._source = None
-            if self._batch == len(self._keys):
+            if self._batch == len(self.keys):
                 raise
             self._pool.end()
             raise RuntimeError(
                 f"the data set raised StopIteration at batch {self._batch + 1} of epoch {self._epoch + 1}, "
-                f"which has {len(self._keys)}: dataset[i] must return a sample for every i below len(dataset)"
+                f"which has {len(self.keys)}: dataset[i] must return a sample for every i below len(dataset)"
             ) from None
         except Exception as error:
             failure = self._explain(error)
@@ -195,7 +206,7 @@ class BatchReader(Iterator[Any]):
     @property
     def is_over(self) -> bool:
         """Whether all batches have been delivered, so that the workers are free for another iteration."""
-        return self._source is None and self._batch == len(self._keys)
+        return self._source is None and self._batch == len(self.keys)
 
     def describe_wait(self) -> str:
         """Describe the batch and the worker that this reader waits for, and make the worker print its stack."""
@@ -209,8 +220,8 @@ class BatchReader(Iterator[Any]):
         if self._source is None:
             if self._pool.num_workers:
                 self._watch = LateWorker(self, self._pool.num_workers)
-            self._keys.start = (self._epoch, self._batch)
-            self._keys.transforms = self._transforms
+            self.keys.start = (self._epoch, self._batch)
+            self.keys.transforms = self._transforms
             self._source = self._pool.iterate()
         return next(self._source)
 

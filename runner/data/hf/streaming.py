@@ -20,7 +20,7 @@ from runner.data.hf.splits import Source, explained, is_saved, load_split
 from runner.data.loaders import DatasetLoader
 from runner.data.seeded_batches import SeededBatches
 from runner.data.text.tokenizer import Tokenizer
-from runner.data.workers import BatchKeys, BatchReader, WorkerPool
+from runner.data.workers import BatchKeys, WorkerPool
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
 from runner.failures.checks import check_whole, refuse_if
 from runner.libraries.hugging_face import import_hf
@@ -218,12 +218,11 @@ class StreamLoader:
         self.normalization = getattr(transform, "normalization", None)
         self.last: Any = None
         self._next = (0, 0)
-        self._keys = StreamKeys()
         self._workers = max(1, workers)
         stream = stream._replace(rows=rows)
         size = batch_size // ranks
         batches = StreamBatches(stream, shuffle_buffer, make_samples, dataset, size, collate_fn, seed, transform)
-        self._pool = WorkerPool(batches, self._keys, workers, {})
+        self._pool = WorkerPool(batches, StreamKeys(), workers, {})
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Make the next `iter()` start at a batch of an epoch."""
@@ -248,13 +247,15 @@ class StreamLoader:
         return self._batches(epoch, first, transforms)
 
     def _batches(self, epoch: int, first: int, transforms: bool) -> Iterator[Any]:
-        self._keys.skipped = first
-        self._keys.is_over = False
+        reader = self._pool.read(epoch, 0, transforms)
+        keys: Any = reader.keys
+        keys.skipped = first
+        keys.is_over = False
         self.last = None
         count = ends = 0
-        for batch in BatchReader(self._pool, epoch, 0, transforms):
+        for batch in reader:
             ends = ends + 1 if batch is _Mark.END else 0
-            self._keys.is_over = ends >= self._workers  # workers take turns, so all of them have ended
+            keys.is_over = ends >= self._workers  # workers take turns, so all of them have ended
             count += not ends
             if count > first and not ends:  # skipped batches are counted too
                 yield batch

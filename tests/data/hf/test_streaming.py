@@ -105,6 +105,23 @@ def test_seek_does_not_move_an_iterator_that_exists(rows: dict[str, Any]):
     assert_same([*iterator], expected)
 
 
+@pytest.mark.parametrize(("num_workers", "buffer"), [(0, 5), (0, 0), pytest.param(2, 5, marks=pytest.mark.slow)])
+def test_iterations_at_once_do_not_disturb_each_other(rows: dict[str, Any], num_workers: int, buffer: int):
+    train = stream(**rows, inputs="x", targets="n", shuffle_buffer=buffer, num_workers=num_workers)[0]
+    epochs = [[*train] for _ in range(2)]
+    train.seek(0, 1)
+    first = iter(train)
+    seen = [next(first), next(first)]
+    assert_same([*train], epochs[1])
+    train.seek(1, 2)
+    second = iter(train)
+    pairs = [(batch, next(second)) for batch in first]  # in turns
+    assert_same([*seen, *(batch for batch, _ in pairs)], epochs[0][1:])
+    assert_same([batch for _, batch in pairs], epochs[1][2 : 2 + len(pairs)])
+    train.seek(0)
+    assert_same([*train], epochs[0])
+
+
 def test_losses_in_file_order_equal_those_of_a_loaded_data_set(rows: dict[str, Any]):
     def losses(loaders: Any) -> dict[str, Any]:
         torch.manual_seed(0)

@@ -240,7 +240,8 @@ def test_without_restarts_it_ends_with_a_checkpoint_and_can_be_resumed(here: Pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "message"), [("error", 1, "ValueError: of the user"), ("signal", 75, "OSError: [Errno 28]")]
+    ("kind", "code", "message"),
+    [("error", 1, "ValueError: an error in the user's code"), ("signal", 75, "OSError: [Errno 28]")],
 )
 def test_errors_and_signals_of_the_user_are_not_answered_by_a_restart(
     here: Path, run_app: Any, kind: str, code: int, message: str

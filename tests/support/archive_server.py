@@ -1,4 +1,4 @@
-"""A local HTTP server that serves an archive, complete or cut short, and archives to serve."""
+"""A local HTTP server that sends an archive, complete or cut short, and a function that makes archives to send."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class Server(ThreadingHTTPServer):
     """Answers every request with `body`.
 
     Attributes:
-        body: bytes.
-        status: of the answer.
-        stops_after: bytes after which it breaks off; None is at the end.
-        hangs: whether it then says nothing until `let_go` is set, in place of closing the connection.
-        requests: how many came.
-        silent: set once it has broken off and sends nothing more.
+        body: the bytes to send.
+        status: HTTP status of each answer.
+        stops_after: number of bytes to send before stopping; None sends all of them.
+        hangs: whether the connection then stays open, without another byte, until `let_go` is set.
+        requests: number of requests so far.
+        silent: set once a connection that hangs has sent its last byte.
+        let_go: set by a test to close the connections that hang.
     """
 
     daemon_threads = True
@@ -73,7 +74,7 @@ def serving() -> Iterator[Server]:
 
 
 def tar_gz(files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> bytes:
-    """An archive of files, and of symbolic links to somewhere."""
+    """Return a gzipped tar archive of files, none of which has any permission, and of symbolic links to targets."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, target in (links or {}).items():

@@ -1,4 +1,4 @@
-"""What somebody else may have written into a run's folder, to harm whoever uses it."""
+"""Files that an attacker may have left in a run's folder, to harm the user who opens, resumes or uploads the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# Somebody else's records: config and overrides, and the name that the refusal must contain.
+# Records of an untrusted run: its config, its overrides, and the name that the refusal must contain.
 ATTACKS: dict[str, tuple[Any, list[str], str]] = {
     "a callback": ({"callbacks": {"x": {"_target_": "own.Evil"}}}, [], "own.Evil"),
     "a nested argument": (
@@ -24,32 +24,32 @@ ATTACKS: dict[str, tuple[Any, list[str], str]] = {
         [],
         "runner.distributed.launch.os.system",
     ),
-    "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
+    "a list as the target": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
     "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
     "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),
     "an override with a mapping": ({}, ["+callbacks.x={_target_:own.Evil}"], "own.Evil"),
 }
 
 
-# Somebody else's config, and the part of it that the refusal must show in full.
+# Configs of an untrusted run, each with the value that the refusal must show in full.
 ADDRESSES: dict[str, tuple[Any, str]] = {
     "a server": (
         {"callbacks": {"m": {"tracking_uri": "http://evil.example:5000/x?y=1"}}},
         "http://evil.example:5000/x?y=1",
     ),
-    "a word for one": (
+    "a server by keyword": (
         {"callbacks": {"m": {"_target_": "runner.callbacks.MLflowLogger", "tracking_uri": "databricks"}}},
         "databricks",
     ),
-    "one by position": (
+    "a server by position": (
         {"callbacks": {"m": {"_target_": "runner.callbacks.MLflowLogger", "_args_": ["databricks"]}}},
         "databricks",
     ),
-    "somebody's team": (
+    "another team": (
         {"callbacks": {"w": {"_target_": "runner.callbacks.WandBLogger", "entity": "evil"}}},
         "evil",
     ),
-    "a file of the user's": (
+    "a file of the user": (
         {"callbacks": {"l": {"_target_": "runner.callbacks.ProgressLines", "path": "train.py"}}},
         "train.py",
     ),
@@ -60,9 +60,9 @@ ADDRESSES: dict[str, tuple[Any, str]] = {
     "a store": ({"callbacks": {"m": {"tracking_uri": "sqlite:////home/me/x.db"}}}, "sqlite:////home/me/x.db"),
     "a download": ({"data": {"url": "https://evil.example/x.tar.gz"}}, "https://evil.example/x.tar.gz"),
     "a file": ({"data": {"path": "/home/me/.ssh"}}, "/home/me/.ssh"),
-    "a home": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
-    "one with commas": ({"data": {"path": "/home/me/[a],b"}}, "/home/me/[a],b"),
-    "a way out": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
+    "a home folder": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
+    "a path with a comma": ({"data": {"path": "/home/me/[a],b"}}, "/home/me/[a],b"),
+    "a path out of the folder": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
 }
 
 
@@ -75,7 +75,7 @@ COMMAND = "touch 'a b'"
 ATTENTION = {"name": "gpt2", "pretrained": False, "attention": "owner/kernel"}
 
 
-# Somebody else's section, and what the refusal must contain and what allows it.
+# Sections of an untrusted config, each with a part of the refusal and the name with which a user allows the section.
 CODE: dict[str, tuple[Any, str, str]] = {
     "a command": ({"_target_": "runner.callbacks.MLPerfCallback", "cache_clear_cmd": COMMAND}, COMMAND, COMMAND),
     "a command by position": (
@@ -98,12 +98,12 @@ CODE: dict[str, tuple[Any, str, str]] = {
         "owner/kernel",
         "owner/kernel",
     ),
-    "what no parameter takes": (
+    "an argument without a parameter": (
         {"_target_": "torchmetrics.classification.MulticlassAccuracy", "num_classes": 2, "dist_sync_fn": "evil"},
         "dist_sync_fn='evil'",
         "torchmetrics.classification.MulticlassAccuracy",
     ),
-    "what is only imported there": (
+    "a class that the module imports": (
         {"_target_": "torch.optim.lr_scheduler.Counter"},
         "torch.optim.lr_scheduler.Counter, which is collections.Counter",
         "collections.Counter",
@@ -119,7 +119,14 @@ class Evil:
 
 
 def attack_mlflow(run: Path, address: str, secret: Path, victim: Path) -> None:
-    """Rewrite a run's folder as an attacker would who knows where the user's files are."""
+    """Change the MLflow files of a run as an attacker would who knows where the user's files are.
+
+    Args:
+        run: the run's folder.
+        address: the attacker's tracking server.
+        secret: a file of the user that the attacker wants to be uploaded.
+        victim: a file of the user that the attacker wants to be overwritten or deleted.
+    """
     mlflow = run / "mlflow"
     order = json.loads((mlflow / "run.json").read_text())
     order |= {"tracking_uri": address, "unsent": str(victim), "artifact_location": str(secret.parent / "into")}
@@ -137,4 +144,4 @@ def attack_mlflow(run: Path, address: str, secret: Path, victim: Path) -> None:
     entries += [{**image, "file": name} for name in (str(victim), f"../../../{victim.name}")]
     entries += [{"text": "evil", "file": f"../../../{victim.name}"}, {"text": "evil", "file": str(victim)}]
     with (mlflow / "spool.jsonl").open("a") as spool:
-        spool.writelines(json.dumps(one) + "\n" for one in entries)
+        spool.writelines(json.dumps(entry) + "\n" for entry in entries)

@@ -1,4 +1,4 @@
-"""Data and models of many shapes, as projects have them: each loader yields a different kind of batch."""
+"""Kinds of batches that real projects use, each with a loader that yields it and a model that takes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES, BATCH = 12, 4
 
 
 class Pooled(Model):
-    """A linear layer over what a subclass makes of a batch, (N, 3), whose mean square is the loss."""
+    """A linear layer on features `(N, 3)` that a subclass extracts from a batch; the loss pulls its outputs to 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Pooled(Model):
 
 
 class Items(Dataset[Any]):
-    """Samples that a function makes of their number."""
+    """A data set whose samples are made from their index by a function."""
 
     def __init__(self, make: Any) -> None:
         self.make = make
@@ -64,7 +64,7 @@ def loaders(make: Any, collate: Any) -> tuple[Any, Any]:
     return tuple(DataLoader(Items(make), BATCH, collate_fn=collate) for _ in range(2))  # type: ignore[return-value]
 
 
-# Detection, as torchvision's models take it: images of different sizes, and a dict of targets for each.
+# Object detection as torchvision's models expect it: images of different sizes, each with a dict of targets.
 
 
 def load_detection() -> tuple[Any, Any]:
@@ -78,11 +78,11 @@ def load_detection() -> tuple[Any, Any]:
 class Detector(Pooled):
     def inputs(self, batch: Any) -> Tensor:
         images, targets = batch
-        assert all(isinstance(one["boxes"], Tensor) for one in targets)
+        assert all(isinstance(target["boxes"], Tensor) for target in targets)
         return torch.stack([image.mean(dim=(1, 2)) for image in images])
 
 
-# Graphs of different sizes as one graph, as libraries for graphs make them.
+# Graphs of different sizes, joined into a single graph as PyTorch Geometric does.
 
 
 @dataclasses.dataclass
@@ -93,7 +93,7 @@ class GraphBatch:
     num_graphs: int
 
     def to(self, device: Any) -> GraphBatch:
-        moved = {name: one.to(device) for name, one in vars(self).items() if isinstance(one, Tensor)}
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return dataclasses.replace(self, **moved)
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class SplittingGraphModel(GraphModel):
         return join(torch.bincount(batch.graph_of_node)[start:end].tolist())
 
 
-# A class that does not say how many samples it has.
+# A batch class without a length, so the number of samples is unknown.
 
 
 class Unsized:
@@ -147,7 +147,7 @@ class CountingModel(UnsizedModel):
         return len(batch.rows)
 
 
-# A class that can be sliced.
+# A batch class that can be sliced.
 
 
 class Sliced(Unsized):
@@ -165,7 +165,7 @@ def load_sliced() -> tuple[Any, Any]:
     return loaders(row, Sliced)
 
 
-# What torch and transformers have.
+# Batches that torch and transformers provide.
 
 
 def load_packed() -> tuple[Any, Any]:
@@ -187,7 +187,7 @@ def load_nested() -> tuple[Any, Any]:
 
 class NestedModel(Pooled):
     def inputs(self, batch: Tensor) -> Tensor:
-        return torch.stack([one.mean(0) for one in batch.unbind()])
+        return torch.stack([sequence.mean(0) for sequence in batch.unbind()])
 
 
 def load_text_pairs() -> tuple[Any, Any]:
@@ -217,7 +217,7 @@ class Views(Pooled):
         return batch[0] - batch[1]
 
 
-# Plain numbers.
+# Tables of numbers.
 
 
 def load_table() -> tuple[Any, Any, Any]:
@@ -239,7 +239,7 @@ class Regression(Pooled):
         return (outputs.squeeze(1) - batch[1]).square().mean()
 
 
-# Loaders without an end, and with a policy.
+# Loaders that never end, and loaders that run a policy.
 
 
 class Endless:
@@ -258,16 +258,16 @@ def load_endless() -> tuple[Any, Any]:
 
 
 class Rollouts:
-    """Asks a policy, which a callback gives it when training begins, for what comes next."""
+    """Generates each batch with a policy; a callback sets the policy when training begins."""
 
     policy: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        seen = torch.zeros(BATCH, 3)
+        states = torch.zeros(BATCH, 3)
         for _ in range(3):
             with torch.no_grad():
-                seen = seen + self.policy(seen)
-            yield seen
+                states = states + self.policy(states)
+            yield states
 
 
 def load_rollouts() -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Loads benchmarks as modules, without their folder on the path: it has an `algorithms` that is not the package."""
+"""Loads benchmarks as modules without adding their folder to the path, where `algorithms.py` would hide the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def load(name: str, file: str) -> ModuleType:
-    """Return a file of the folder as a module of another name."""
+    """Import a file of `benchmarks/` under this module name, and return the module."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

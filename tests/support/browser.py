@@ -16,7 +16,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 DRIVER = shutil.which("chromedriver")
 
 
-# Of each chart in view: the x values of its lines, by the name of the run.
+# Returns, for each chart on the page, the x values of its lines by the name of the run.
 READ_CHARTS = """
 return [...document.querySelectorAll('.js-plotly-plot')].map(
     plot => Object.fromEntries(plot.data.filter(line => line.x).map(line => [line.name, [...line.x]])))
@@ -24,11 +24,11 @@ return [...document.querySelectorAll('.js-plotly-plot')].map(
 
 
 class Page:
-    """A browser's window; everything is waited for, but not for ever.
+    """A browser window, whose methods wait for up to a minute until the page shows what they need.
 
     Args:
-        driver: selenium's.
-        screenshots: a folder for them.
+        driver: selenium's driver of the browser.
+        screenshots: the folder for screenshots.
     """
 
     def __init__(self, driver: Any, screenshots: Path) -> None:
@@ -36,7 +36,7 @@ class Page:
         self._screenshots = screenshots
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        """The first result of the condition that is true."""
+        """Call the condition until its result is true, and return that result; `what` names it in the error."""
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
@@ -44,35 +44,35 @@ class Page:
         return wait.until(lambda _: condition(), f"waited for {what}")
 
     def find(self, selector: str, text: str | None = None, number: int = 1) -> list[Any]:
-        """The elements that a selector finds, with that text, once there are `number` of them."""
+        """Return the elements that match a CSS selector and have this text, once there are at least `number`."""
 
-        def found() -> list[Any]:
+        def matches() -> list[Any]:
             elements = self.driver.find_elements("css selector", selector)
-            elements = [one for one in elements if text is None or one.text.strip() == text]
+            elements = [element for element in elements if text is None or element.text.strip() == text]
             return elements if len(elements) >= number else []
 
-        return self.wait(found, f"{selector} {text or ''}")
+        return self.wait(matches, f"{selector} {text or ''}")
 
     def click(self, selector: str, text: str | None = None) -> None:
-        """Click the first such element wherever it is, in view or not, also while the page is drawn anew."""
+        """Click the first element that matches, even if it is out of view or the page is being redrawn."""
 
-        def clicked() -> bool:
+        def click_first() -> bool:
             self.driver.execute_script("arguments[0].click()", self.find(selector, text)[0])
             return True
 
-        self.wait(clicked, f"a click on {selector} {text or ''}")
+        self.wait(click_first, f"a click on {selector} {text or ''}")
 
     def charts(self) -> list[dict[str, list[float]]]:
-        """The x values of the charts in view, by run."""
+        """Return the x values of each chart on the page, by run."""
         return self.driver.execute_script(READ_CHARTS)
 
     def ends(self, chart: int) -> dict[str, float]:
-        """The last x value of each line of a chart in view, by run, as far as it is drawn."""
+        """Return the last x value of each line of a chart, by run; lines without points yet are left out."""
         charts = self.charts()[chart : chart + 1]
         return {name: line[-1] for lines in charts for name, line in lines.items() if line}
 
     def choose_axis(self, name: str) -> None:
-        """Choose the x axis of all charts: Step, Time (relative), or a metric."""
+        """Select the x axis of all charts: Step, Time (relative), or a metric."""
         from selenium.webdriver.common.keys import Keys
 
         self.find("[aria-label='Configure charts']")[0].click()
@@ -88,7 +88,7 @@ class Page:
 
 @contextmanager
 def window(screenshots: Path) -> Iterator[Page]:
-    """A window of a headless browser; without chromium, chromedriver and selenium, the test is skipped."""
+    """Open a window of a headless browser; skip the test if chromium, chromedriver or selenium is missing."""
     if BROWSER is None or DRIVER is None:
         pytest.skip("needs chromium and chromedriver")
     webdriver = pytest.importorskip("selenium.webdriver")
@@ -103,4 +103,4 @@ def window(screenshots: Path) -> Iterator[Page]:
         driver.set_page_load_timeout(60)
         yield Page(driver, screenshots)
     finally:
-        driver.quit()  # and with it the browser and its processes
+        driver.quit()  # this also ends the browser and its processes

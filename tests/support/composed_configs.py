@@ -1,4 +1,4 @@
-"""The config that a command line composes."""
+"""Configs composed from a command line, and a minimal experiment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runner.config.experiment import Experiment
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    """What overrides and the files of conf/ make, as plain values."""
+    """Return the config that overrides and the files of conf/ compose, as plain values."""
     with initialized(CONF):
         return to_plain(compose("config", [*overrides]))
 
 
-def small_experiment(**changed: Any) -> Experiment:
-    """An experiment whose sections are hardly more than their targets, with other values of some keys."""
-    needed = {group: {"_target_": f"mine.{group}"} for group in ("model", "data", "optimizer")}
-    single = dict.fromkeys(("folds", "run_name", "experiment_name", "budget", "objective", "test", "scheduler"))
-    lists: dict[str, Any] = {"callbacks": {}, "algorithms": {}, "vars": {}}
-    own = {"seed": 0, "init_weights": "in_order", "trainer": {"_target_": "runner.Trainer"}}
+def small_experiment(**sections: Any) -> Experiment:
+    """Return an experiment whose sections hold only their targets, except for the sections that are passed."""
+    required = {group: {"_target_": f"mine.{group}"} for group in ("model", "data", "optimizer")}
+    unset = dict.fromkeys(("folds", "run_name", "experiment_name", "budget", "objective", "test", "scheduler"))
+    empty: dict[str, Any] = {"callbacks": {}, "algorithms": {}, "vars": {}}
+    fixed = {"seed": 0, "init_weights": "in_order", "trainer": {"_target_": "runner.Trainer"}}
     launch = {"_target_": "runner.distributed.launch.Launch"}
-    return Experiment({**needed, **single, **lists, **own, "launch": launch, **changed})
+    return Experiment({**required, **unset, **empty, **fixed, "launch": launch, **sections})

@@ -1,6 +1,6 @@
-"""Callbacks and algorithms in Composer's documented interface, as users have them: only the import differs."""
+"""Callbacks and algorithms written for Composer's documented interface; only the import differs from users' files."""
 
-# They take a Composer state, a view of the one that our hooks take.
+# Their hooks take a Composer state, which is a view of our own state, so the types of the parameters differ.
 # pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EveryNBatches(Callback):
 
 
 class EventCounter(Callback):
-    """All events, by `run_event`."""
+    """Counts all events by overriding `run_event`."""
 
     def __init__(self):
         self.counts: dict[Event, int] = {}
@@ -96,7 +96,7 @@ class EarlyStopper(Callback):
             return
         now = state.timestamp.get(self.patience.unit)
         value = float(state.eval_metrics[self.dataloader_label][self.monitor].compute())
-        if self.best is None or value > self.best + 10:  # nothing is ever that much better
+        if self.best is None or value > self.best + 10:  # only at first: an accuracy never rises by 10
             self.best, self.best_occurred = value, now
         elif now - self.best_occurred >= self.patience:
             state.stop_training()
@@ -114,7 +114,7 @@ class ThresholdStopper(Callback):
 
     def eval_after_all(self, state: State, logger: Logger):
         if state.eval_metric_values["MulticlassAccuracy"] > self.threshold:
-            state.max_duration = state.timestamp.batch  # as Composer's own stop_training does
+            state.max_duration = state.timestamp.batch  # as Composer's own stop_training does it
 
 
 class CheckpointSaver(Callback):
@@ -160,13 +160,13 @@ class DeviceMonitor(Callback):
 
 class ImageLogger(Callback):
     def __init__(self):
-        self.done = False
+        self.is_logged = False
 
     def batch_start(self, state: State, logger: Logger):
-        if not self.done:
+        if not self.is_logged:
             inputs = state.batch_get_item(0)
             logger.log_images(inputs.view(2, 1, 1, 3) / inputs.max(), name="inputs")
-            self.done = True
+            self.is_logged = True
 
 
 class TableLogger(Callback):
@@ -180,10 +180,10 @@ class Progress(Callback):
         self.lines: list[str] = []
 
     def batch_end(self, state: State, logger: Logger):
-        done = state.get_elapsed_duration()
-        assert done is not None and state.dataloader_len is not None
-        share = float(state.timestamp.batch_in_epoch / state.dataloader_len)
-        self.lines.append(f"{done.value:.3f} {share:.2f} {state.dataloader_label}")
+        elapsed = state.get_elapsed_duration()
+        assert elapsed is not None and state.dataloader_len is not None
+        share_of_epoch = float(state.timestamp.batch_in_epoch / state.dataloader_len)
+        self.lines.append(f"{elapsed.value:.3f} {share_of_epoch:.2f} {state.dataloader_label}")
 
 
 class OutputCollector(Callback):
@@ -200,7 +200,7 @@ class OutputCollector(Callback):
 
 
 class DurationChanger(Callback):
-    """Sets another length, within an epoch and before training."""
+    """Changes the length of training after two batches, in the middle of an epoch."""
 
     def __init__(self, length: Any = "5ba"):
         self.length = length
@@ -315,7 +315,7 @@ class EMA(Algorithm):
 
 
 class CutOut(Algorithm):
-    """Changes the whole batch, in place of what the loader gave."""
+    """Replaces the whole batch after the loader has yielded it."""
 
     def match(self, event: Event, state: State) -> bool:
         return event == Event.AFTER_DATALOADER
@@ -328,7 +328,7 @@ class CutOut(Algorithm):
 
 
 class InputScaling(Algorithm):
-    """Changes the microbatch in flight."""
+    """Changes the inputs of a microbatch before its forward pass."""
 
     def match(self, event: Event, state: State) -> bool:
         return event == Event.BEFORE_FORWARD
@@ -354,7 +354,7 @@ class LossWeight(Algorithm):
 
 
 class MicrobatchGrower(Algorithm):
-    """Changes the size of microbatches while training, as warm-ups of the batch size do."""
+    """Changes the size of microbatches during training, as a warm-up of the batch size does."""
 
     def __init__(self):
         self.sizes: list[int | None] = []
@@ -379,14 +379,14 @@ class WarmUp(Algorithm):
         return event == Event.BEFORE_TRAIN_BATCH
 
     def apply(self, event: Event, state: State, logger: Logger):
-        share = min(1.0, float(state.timestamp.batch / self.t_warmup))
+        factor = min(1.0, float(state.timestamp.batch / self.t_warmup))
         for group in state.optimizers[0].param_groups:
-            group["lr"] = share * 0.1
-        self.rates.append(share)
+            group["lr"] = factor * 0.1
+        self.rates.append(factor)
 
 
 class OutputNoise(Algorithm):
-    """Changes outputs; a mixin holds its hooks, and a subclass calls them."""
+    """Scales outputs in a hook that a subclass overrides and calls."""
 
     scale = 0.0
 

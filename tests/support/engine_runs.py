@@ -12,7 +12,7 @@ HEARD: list[tuple[str, str]] = []
 
 
 class Hears:
-    """Notes its name and the event, at every event."""
+    """Appends its name and the event to `HEARD` at every event."""
 
     config_key: str
 
@@ -29,16 +29,20 @@ class Hears:
         HEARD.append((self.name, "post_close"))
 
 
-class A(Hears, Algorithm): ...
+class A(Hears, Algorithm):
+    """An algorithm that records its events."""
 
 
-class C(Hears, Callback): ...
+class C(Hears, Callback):
+    """A callback that records its events."""
 
 
-class L(Hears, LoggerDestination): ...
+class L(Hears, LoggerDestination):
+    """A logger destination that records its events."""
 
 
 def make_trainer(algorithms: Any = (), callbacks: Any = (), loggers: Any = (), **arguments: Any) -> Trainer:
+    """Return a Trainer for two epochs of three batches, and forget the events recorded so far."""
     HEARD.clear()
     data = make_data(6)
     defaults = {"train_dataloader": data, "eval_dataloader": data, "max_duration": "2ep"}
@@ -46,4 +50,5 @@ def make_trainer(algorithms: Any = (), callbacks: Any = (), loggers: Any = (), *
 
 
 def names_at(event: str) -> list[str]:
+    """Return the names of the objects that received an event, in order."""
     return [name for name, heard in HEARD if heard == event]

@@ -1,8 +1,8 @@
 """A server that imports everything once and then forks: each Python process that it forks starts in 0.1 s.
 
 `python_process.py` runs this file as a program. A forked process behaves like a new interpreter with the same
-arguments, environment, working directory and streams. The Python processes that it starts are forked too, from a copy
-of it that was set aside before it ran anything.
+arguments, environment, working directory and streams. If it starts Python processes itself, they are forked too, from a
+copy of it that was made before it ran any code of its own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PRELOADED = (
     "optuna",
     "submitit",
 )
-"""What commands and ranks import sooner or later, besides the callbacks and algorithms."""
+"""Modules that commands and ranks import sooner or later, besides the callbacks and algorithms."""
 READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
 """Packages that read the environment when they are imported: not for processes that set its variables."""
 EXTRAS = (
@@ -83,11 +83,11 @@ EXTRAS = (
     "datasets",
     "peft",
 )
-"""What models, texts and images need of optional libraries."""
-TOO_QUICK = "submitit.local._local"
-"""A program that must take longer to start than its parent takes to make its folder."""
-MAX_PASSED = 32  # file descriptors of a process
-OF_ARROW = "jemalloc_bg_thd"  # the thread of an allocator that knows how to be forked
+"""Modules of optional libraries that models, texts and images need."""
+NOT_FORKED = "submitit.local._local"
+"""A module that is always run by a new interpreter: forked, it would look for its folder before its parent makes it."""
+MAX_PASSED = 32  # file descriptors that a request can pass
+ARROW_THREAD = "jemalloc_bg_thd"  # a thread of pyarrow's allocator, which handles forks correctly
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STREAMS = (0, 1, 2)
 
@@ -103,28 +103,28 @@ def preload(extras: bool) -> None:
             getattr(module, name)
     for name in PRELOADED:
         importlib.import_module(name)
-    del sys.modules["runner.__main__"]  # it is run, and `runpy` warns of a module that was imported before
+    del sys.modules["runner.__main__"]  # otherwise `runpy` warns that the module to run has been imported already
     import sqlalchemy.orm
 
     sqlalchemy.orm.configure_mappers()
-    once = runpy.run_path(str(Path(__file__).with_name("made_once.py")))
-    once["make_stores_once"]()
-    once["parse_once"]()
+    made_once = runpy.run_path(str(Path(__file__).with_name("made_once.py")))
+    made_once["make_stores_once"]()
+    made_once["parse_once"]()
     warm_up_hydra()
     loaded = [name for name in READS_ENVIRONMENT if name in sys.modules]
-    assert not loaded, f"{loaded} read the environment when they are imported: not here"
+    assert not loaded, f"{loaded} must not be imported here, because they read the environment when they are imported"
     if extras:
         for name in EXTRAS:
             prepare_import(name)
             importlib.import_module(name)
-    threads = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()} - {OF_ARROW}
-    assert len(threads) == 1, f"a process with threads is not to be forked: {threads}"
+    threads = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()} - {ARROW_THREAD}
+    assert len(threads) == 1, f"a process must not be forked while it has threads: {threads}"
     gc.collect()
-    gc.freeze()  # of what is here now, the copies need not look for garbage
+    gc.freeze()  # forked processes need not search the objects that exist now for garbage
 
 
 def warm_up_hydra() -> None:
-    """Parse all config files and tables, and compose once: the tables of Hydra's own parser are made with the first."""
+    """Parse all config files and tables, and compose once, because Hydra builds the tables of its parser then."""
     from hydra import compose
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
@@ -144,8 +144,9 @@ def warm_up_hydra() -> None:
 def serve(listener: socket.socket) -> None:
     """Fork a process for each request and report its exit code, until the last client disconnects.
 
-    A request hands over a channel and three streams; the job follows on the channel as a line of JSON, see `become`.
-    The answer is a line with the process id and, when it ends, a line with its exit code (negative for a signal).
+    A request passes a channel and three streams; the job follows on the channel as a line of JSON, see `become`. The
+    answer on the channel is a line with the process id and, when that process ends, a line with its exit code (negative
+    for a signal).
     """
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -162,7 +163,7 @@ def serve(listener: socket.socket) -> None:
                     tell(running.pop(ended[0])[1], os.waitstatus_to_exitcode(ended[1])).close()
         if listener in ready:
             clients.append(listener.accept()[0])
-        for client in [one for one in clients if one in ready]:
+        for client in [client for client in clients if client in ready]:
             message, received, _, _ = socket.recv_fds(client, 16, 1 + len(STREAMS))
             if not message:
                 clients.remove(client)
@@ -176,18 +177,18 @@ def serve(listener: socket.socket) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for one in (listener, *clients, channel, *(other for _, other in running.values())):
-                    one.close()
+                for open_socket in (listener, *clients, channel, *(other for _, other in running.values())):
+                    open_socket.close()
                 os.close(woken)
                 os.close(wake)
                 become(job, received[1:])
-            for one in received[1:]:
-                os.close(one)
+            for stream in received[1:]:
+                os.close(stream)
             running[pid] = client, tell(channel, pid)
 
 
 def tell(channel: socket.socket, number: int) -> socket.socket:
-    """Write a number as a line; a reader that is gone is no error."""
+    """Write a number as a line and return the channel; ignore a reader that has gone."""
     with suppress(OSError):
         channel.sendall(b"%d\n" % number)
     return channel
@@ -200,24 +201,25 @@ def read_line(channel: socket.socket) -> bytes:
 
 
 def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
-    """Turn this process into the one that was asked for, and exit as it does.
+    """Turn this process into the requested one: run its program, and exit with its exit code.
 
     Args:
-        job: `arguments` as Python takes them, `env`, `cwd`, `session` (whether it leads one), `group` (of processes,
-            to join; 0: to lead; None: as it is), `forks` (whether Python processes that it starts are forked too),
-            `passed` (the numbers that further file descriptors must have).
-        streams: file descriptors of its standard streams, and then those of `passed`.
+        job: a mapping with `arguments` (of Python), `env`, `cwd`, `session` (whether the process leads a new session),
+            `group` (the process group to join, 0 to lead a new one, None to stay in the present one), `forks` (whether
+            Python processes that it starts are forked too) and optionally `passed` (the numbers that further file
+            descriptors get).
+        streams: file descriptors of the standard streams, followed by those for `passed`.
     """
     streams, passed = streams[: len(STREAMS)], streams[len(STREAMS) :]
-    passed = [_moved(one) for one in passed]
-    kept = [os.dup(one) if one in STREAMS else one for one in streams]
-    for stream, one in zip(STREAMS, kept, strict=True):
-        os.dup2(one, stream)
-    for one in {*kept, *streams} - {*STREAMS}:
-        os.close(one)
-    for one, number in zip(passed, job.get("passed", ()), strict=True):
-        os.dup2(one, number)
-        os.close(one)
+    passed = [_move_up(descriptor) for descriptor in passed]
+    copies = [os.dup(descriptor) if descriptor in STREAMS else descriptor for descriptor in streams]
+    for number, descriptor in zip(STREAMS, copies, strict=True):
+        os.dup2(descriptor, number)
+    for descriptor in {*copies, *streams} - {*STREAMS}:
+        os.close(descriptor)
+    for descriptor, number in zip(passed, job.get("passed", ()), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])
@@ -238,7 +240,7 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     if "PYTHONWARNINGS" in os.environ:
         warnings.simplefilter(os.environ["PYTHONWARNINGS"])  # type: ignore[arg-type]
     if job["forks"]:
-        have_forked(Copier())
+        fork_subprocesses(Copier())
     code = 1
     try:
         code = run_python(job["arguments"])
@@ -262,74 +264,74 @@ def report_exception() -> None:
     sys.excepthook(*exception)
 
 
-def _moved(descriptor: int) -> int:
-    """Return a copy of a file descriptor with a high number, in its place."""
+def _move_up(descriptor: int) -> int:
+    """Close a file descriptor, and return a copy of it with a number of at least 500."""
     copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500)
     os.close(descriptor)
     return copy
 
 
 def leave(code: int) -> NoReturn:
-    """Exit as an interpreter does, but skip its teardown, in which torch now and then aborts a rank."""
+    """Exit as an interpreter does, but without destroying its modules, because torch sometimes aborts a rank then."""
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):
             stream.flush()
-    if code < 0:  # an interpreter that Ctrl-C has ended ends by that signal
+    if code < 0:  # an interpreter that ends with KeyboardInterrupt kills itself with SIGINT
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
 def run_python(arguments: Sequence[str]) -> int:
-    """Run what `python ARGUMENTS` runs; return 0."""
+    """Run the program of `python ARGUMENTS`, and return 0."""
     sys.orig_argv = [sys.executable, *arguments]
-    options, kind, rest = split(arguments)
-    entries = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    options, kind, argv = split(arguments)
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = [*entries, *BASE]
-    first = {"-m": os.getcwd(), "-c": "", "script": os.path.dirname(os.path.abspath(rest[0]))}[kind]
+    first = {"-m": os.getcwd(), "-c": "", "script": os.path.dirname(os.path.abspath(argv[0]))}[kind]
     sys.path[:0] = [] if "-P" in options else [first]
     importlib.invalidate_caches()
     if kind == "-m":
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        sys.argv = argv
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
-        sys.argv = ["-c", *rest[1:]]
+        sys.argv = ["-c", *argv[1:]]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), vars(main))
+        exec(compile(argv[0], "<string>", "exec"), vars(main))
     else:
-        sys.argv = rest
-        runpy.run_path(rest[0], run_name="__main__")
+        sys.argv = argv
+        runpy.run_path(argv[0], run_name="__main__")
     return 0
 
 
 def split(arguments: Sequence[str]) -> tuple[set[str], str, list[str]]:
     """Return Python's options, the kind of program ('-m', '-c' or 'script'), and the program with its arguments."""
     options: set[str] = set()
-    for index, one in enumerate(arguments):
-        if one in ("-m", "-c"):
-            return options, one, [*arguments[index + 1 :]]
-        if not one.startswith("-"):
+    for index, argument in enumerate(arguments):
+        if argument in ("-m", "-c"):
+            return options, argument, [*arguments[index + 1 :]]
+        if not argument.startswith("-"):
             return options, "script", [*arguments[index:]]
-        if one not in ("-P", "-u"):
-            raise ValueError(f"{one!r}: an option of Python that only a real start understands")
-        options.add(one)
-    raise ValueError(f"{arguments!r}: there is nothing to run")
+        if argument not in ("-P", "-u"):
+            raise ValueError(f"{argument!r}: a forked process cannot apply this option of Python; pass real=True")
+        options.add(argument)
+    raise ValueError(f"{arguments!r}: no module, program or script to run")
 
 
 class Copier:
-    """A copy of this process as it is now, kept as the source of the Python processes that this one starts later."""
+    """A copy of this process as it is now, from which the Python processes that this one starts later are forked."""
 
     def __init__(self) -> None:
         self.channel, theirs = socket.socketpair()
-        prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that what it forks is handed over to this process
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that the processes that the copy forks become children of this process
         parent = os.getpid()
         if os.fork():
             theirs.close()
             return
-        os.chdir("/")  # processes are found by their working directory
+        os.chdir("/")  # tests find processes by their working directory, and must not find this copy
         self.channel.close()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
@@ -350,23 +352,23 @@ class Copier:
                 return
             job = json.loads(read_line(channel))
             reader, writer = os.pipe()
-            middle = os.fork()
-            if middle == 0:
-                middle = os.getpid()
+            intermediate = os.fork()
+            if intermediate == 0:
+                intermediate = os.getpid()
                 pid = os.fork()
-                if pid:  # an orphan is handed over to the process that asked for it
+                if pid:  # exit, so that the orphan becomes a child of the process that requested it
                     os.write(writer, b"%d\n" % pid)
                     os._exit(0)
-                while os.getppid() == middle:
+                while os.getppid() == intermediate:
                     time.sleep(0.0005)
-                for one in (reader, writer):
-                    os.close(one)
+                for descriptor in (reader, writer):
+                    os.close(descriptor)
                 channel.close()
                 become(job, received)
-            os.waitpid(middle, 0)
+            os.waitpid(intermediate, 0)
             channel.sendall(os.read(reader, 32))
-            for one in (reader, writer, *received):
-                os.close(one)
+            for descriptor in (reader, writer, *received):
+                os.close(descriptor)
 
 
 def prctl(option: int, value: int) -> None:
@@ -374,20 +376,20 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value)
 
 
-def have_forked(copier: Copier) -> None:
-    """Patch `subprocess` so that plain Python commands are forked by `copier`; anything else starts as usual."""
+def fork_subprocesses(copier: Copier) -> None:
+    """Patch `subprocess` so that `copier` forks plain Python commands; all other commands start as usual."""
     start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     signature = inspect.signature(start)
 
-    def execute_child(popen: Any, *given: Any) -> None:
-        call = signature.bind(popen, *given).arguments
+    def execute_child(popen: Any, *values: Any) -> None:
+        call = signature.bind(popen, *values).arguments
         arguments: Any = call["args"]
         is_special = isinstance(arguments, str | bytes) or call["preexec_fn"] or call["shell"] or call["pass_fds"]
         program, *arguments = [""] if is_special else map(os.fsdecode, arguments)  # type: ignore[arg-type]
-        if program != sys.executable or TOO_QUICK in arguments:
-            start(popen, *given)
+        if program != sys.executable or NOT_FORKED in arguments:
+            start(popen, *values)
             return
-        env = {os.fsdecode(key): os.fsdecode(one) for key, one in (call["env"] or os.environ).items()}
+        env = {os.fsdecode(key): os.fsdecode(value) for key, value in (call["env"] or os.environ).items()}
         group = call.get("process_group", -1)
         job = {
             "arguments": arguments,
@@ -398,7 +400,7 @@ def have_forked(copier: Copier) -> None:
             "forks": "-m" in arguments and env.get("RANK", "0") == "0",
         }
         ends = [call[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        streams = [own if end == -1 else end for end, own in zip(ends, STREAMS, strict=True)]
+        streams = [number if end == -1 else end for end, number in zip(ends, STREAMS, strict=True)]
         popen.pid = copier.start(job, streams)
         popen._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -408,21 +410,21 @@ def have_forked(copier: Copier) -> None:
     spawn = multiprocessing.util.spawnv_passfds
 
     def spawn_forked(path: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
-        arguments = [os.fsdecode(one) for one in arguments]
+        arguments = [os.fsdecode(argument) for argument in arguments]
         if not arguments[-1].startswith("from multiprocessing.forkserver import"):
             return spawn(path, arguments, passed)
-        arguments = [one for one in arguments if one == "-P"] + arguments[-2:]
-        same = {"env": dict(os.environ), "cwd": os.getcwd(), "session": False, "group": None, "forks": False}
-        return copier.start({**same, "arguments": arguments, "passed": [*passed]}, [*STREAMS, *passed])
+        arguments = [argument for argument in arguments if argument == "-P"] + arguments[-2:]
+        job = {"env": dict(os.environ), "cwd": os.getcwd(), "session": False, "group": None, "forks": False}
+        return copier.start({**job, "arguments": arguments, "passed": [*passed]}, [*STREAMS, *passed])
 
-    multiprocessing.util.spawnv_passfds = spawn_forked  # the server of data workers
+    multiprocessing.util.spawnv_passfds = spawn_forked  # starts the server from which data workers are forked
 
 
 if __name__ == "__main__":
-    of_environment = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    BASE = [entry for entry in sys.path if entry not in of_environment]
-    with socket.socket(fileno=int(sys.argv[1])) as waiting:
+    from_environment = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    BASE = [entry for entry in sys.path if entry not in from_environment]  # without the server's PYTHONPATH
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
         preload(extras="--extras" in sys.argv)
-        serve(waiting)
+        serve(listening)
 else:
     BASE = []

@@ -69,7 +69,7 @@ def end_writers() -> None:
 
 
 def fork_writers() -> None:
-    """Have this process fork the writers that it starts."""
+    """Make this process fork the MLflow writers that it starts."""
     from runner.callbacks._mlflow import writer_process
 
     if CAN_FORK:

@@ -1,4 +1,4 @@
-"""The gradient of each batch, as training left it and by hand."""
+"""The gradient of each batch, recorded during training and computed by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from runner import Callback, Model, Trainer
 from runner.data import TensorLoader
 
 
-class Seen(Callback):
-    """Gradients, the total loss and its parts after each batch."""
+class GradientRecorder(Callback):
+    """Records the gradients, the total loss and its parts after each batch."""
 
     def __init__(self):
         self.gradients: list[list[Tensor]] = []
@@ -25,22 +25,23 @@ class Seen(Callback):
         self.parts.append(dict(state.loss_parts))
 
 
-def train(model: Model, data: tuple[Tensor, ...], batch_size: int, **arguments: Any) -> Seen:
-    """What each batch of one epoch gave, with weights that stay as they are."""
-    seen = Seen()
+def train(model: Model, data: tuple[Tensor, ...], batch_size: int, **arguments: Any) -> GradientRecorder:
+    """Train an epoch at a learning rate of 0, and return the recorded gradients and losses of each batch."""
+    recorder = GradientRecorder()
     with Trainer(
         model=model,
         train_dataloader=TensorLoader(*data, batch_size=batch_size, shuffle=False),
         optimizers=lambda params: torch.optim.SGD(params, lr=0.0),
-        callbacks=[seen],
+        callbacks=[recorder],
         device="cpu",
         **arguments,
     ) as trainer:
         trainer.fit()
-    return seen
+    return recorder
 
 
 def gradient(model: Model, loss: Tensor) -> list[Tensor]:
+    """Return the gradient of a loss with respect to each parameter of the model, by torch's autograd alone."""
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
@@ -58,3 +59,4 @@ SPLITS: list[dict[str, Any]] = [
     {"microbatch_size": 100},
     {"microbatch_size": "auto"},
 ]
+"""Arguments of the Trainer that split a batch into microbatches."""

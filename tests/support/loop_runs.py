@@ -12,7 +12,7 @@ from torch import nn
 from runner import Callback, ClassificationModel, Event, Trainer
 from runner.data import TensorLoader
 
-# Four batches an epoch, of two samples with three tokens each.
+# Four batches an epoch, each of two samples; each sample has three tokens.
 PER_EPOCH, SAMPLES, TOKENS = 4, 2, 6
 
 
@@ -24,7 +24,7 @@ class Tokens(ClassificationModel):
 
 
 class Trace(Callback):
-    """Notes every event of a fit, evaluations with their label."""
+    """Records every event of a fit with its time; the start of an evaluation is recorded with its label."""
 
     def __init__(self):
         self.events: list[str] = []
@@ -37,9 +37,11 @@ class Trace(Callback):
         self.times.append((name, now.epoch, now.batch, now.batch_in_epoch))
 
     def at(self, name: str) -> list[tuple[int, int, int]]:
+        """Return the epoch, batch and batch in the epoch at each event of this name."""
         return [entry[1:] for entry in self.times if entry[0] == name]
 
     def take(self) -> list[str]:
+        """Return the events so far, and forget them."""
         events = self.events.copy()
         self.events.clear()
         self.times.clear()
@@ -92,10 +94,18 @@ def fit_events(
     at_epoch: Mapping[int, Sequence[str]] = {},
     final: Sequence[str] = (),
 ) -> list[str]:
-    """The events of the specification's pseudocode, for batches `start` to `batches`.
+    """Return the events that the specification's pseudocode expects.
 
-    With `finds_end` the last epoch is left by the `next()` that finds the end of the data, with `epoch_ends` its end
-    is known when the last batch was its last.
+    Args:
+        batches: number of batches trained at the end.
+        start: number of batches trained at the beginning.
+        microbatches: number of microbatches in each batch.
+        finds_end: whether the last epoch ends when the loader has no further batch, because its length is unknown.
+        epoch_ends: whether the last epoch ends if the last batch was its last one.
+        iteration: number of epochs in an iteration; None: all of them.
+        at_batch: labels of the evaluations after a batch, by its number, counted from 1.
+        at_epoch: labels of the evaluations after an epoch, by its number, counted from 1.
+        final: labels of the evaluations at the end of training.
     """
     events = ["FIT_START"]
     for index in range(start, batches):
@@ -106,10 +116,10 @@ def fit_events(
             events += ["EPOCH_START"]
         events += ["BEFORE_DATALOADER", *batch_events(microbatches)]
         events += [*evaluations(at_batch.get(index + 1, ())), "BATCH_CHECKPOINT"]
-        last = index + 1 == batches
-        if in_epoch + 1 == PER_EPOCH and (not last or epoch_ends):
-            events += ["BEFORE_DATALOADER"] if finds_end or not last else []
+        is_last = index + 1 == batches
+        if in_epoch + 1 == PER_EPOCH and (not is_last or epoch_ends):
+            events += ["BEFORE_DATALOADER"] if finds_end or not is_last else []
             events += ["EPOCH_END", *evaluations(at_epoch.get(epoch + 1, ())), "EPOCH_CHECKPOINT"]
-            if (epoch + 1) % iteration == 0 if iteration else last:
+            if (epoch + 1) % iteration == 0 if iteration else is_last:
                 events += ["ITERATION_END", "ITERATION_CHECKPOINT"]
     return [*events, *evaluations(final), "FIT_END"]

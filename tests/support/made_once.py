@@ -1,6 +1,6 @@
-"""Makes once what every command needs: parsed config files, and empty MLflow stores.
+"""Caches of what every command needs: parsed config files, and an empty MLflow store.
 
-The process that made them and those forked from it share them. This halves the time of a command.
+A process shares its caches with the processes that are forked from it. This halves the time of a command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-MAKE_STORES = "TESTS_MAKE_STORES"  # environment variable of processes that are to make their stores themselves
+MAKE_STORES = "TESTS_MAKE_STORES"  # environment variable that tells a process to create its stores itself
 LOADERS = ("OmegaConfLoader", "SafeLoader")  # OmegaConf makes a class of this name whenever it loads a file
 
 _load = yaml.load
@@ -21,12 +21,12 @@ _parsed: dict[tuple[str, str | bytes], bytes] = {}
 
 
 def parse_once() -> None:
-    """Have YAML that was parsed before come from memory."""
+    """Patch `yaml.load` so that it parses each text only once."""
     yaml.load = load
 
 
 def load(stream: Any, Loader: type[Any]) -> Any:
-    """Return what `yaml.load` does. Errors are always yaml's own."""
+    """Return the same as `yaml.load`, from memory if this text was parsed before; errors are raised by yaml itself."""
     if Loader.__name__ not in LOADERS:
         return _load(stream, Loader=Loader)
     text = stream
@@ -40,13 +40,13 @@ def load(stream: Any, Loader: type[Any]) -> Any:
 
 
 def make_stores_once() -> None:
-    """Make the tables of an empty store now; each new SQLite store gets a copy, unless `MAKE_STORES` is set."""
+    """Create an empty store now, and copy it to each new SQLite store, unless `MAKE_STORES` is set."""
     from mlflow.store.db import utils
 
     make_tables = utils._initialize_tables
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "mlflow.db"
-        maker = os.fork()  # alembic sets up logging for the process that it takes for its own
+        maker = os.fork()  # in a process of its own, because alembic reconfigures the logging of its process
         if maker == 0:
             os.dup2(os.open(Path(folder) / "log", os.O_WRONLY | os.O_CREAT), 2)
             engine = utils.create_sqlalchemy_engine(f"sqlite:///{first}")
@@ -56,11 +56,11 @@ def make_stores_once() -> None:
         os.waitpid(maker, 0)
         content = first.read_bytes()
 
-    def copy_tables(engine: Any) -> None:
+    def copy_or_make_tables(engine: Any) -> None:
         file = Path(engine.url.database or "")
         if engine.dialect.name == "sqlite" and not file.exists() and MAKE_STORES not in os.environ:
             file.write_bytes(content)
         else:
             make_tables(engine)
 
-    utils._initialize_tables = copy_tables
+    utils._initialize_tables = copy_or_make_tables

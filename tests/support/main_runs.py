@@ -1,4 +1,4 @@
-"""A short main job, files of a user beside it, and the files that commands leave in a working directory."""
+"""Overrides for a short run, a module of a user for it, and functions that find what commands leave in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner import Callback, ClassificationModel
 
 class Failing(Callback):
     def batch_start(self, state, logger):
-        if state.timestamp.batch == 1:  # the run has begun
+        if state.timestamp.batch == 1:  # after the first batch
             raise RuntimeError("a callback that fails")
 
 
@@ -68,9 +68,10 @@ def load_lost() -> None:
 
 
 def query(folder: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Rows of the store in a working directory."""
+    """Return rows of the MLflow store in a working directory."""
     return stores.query(folder / "outputs" / "mlflow.db", sql, *values)
 
 
 def run_folders(folder: Path, base: str = "outputs/20*/*") -> list[Path]:
+    """Return the folders of runs below a working directory, the oldest first."""
     return sorted(folder.glob(base))

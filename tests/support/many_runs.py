@@ -1,4 +1,4 @@
-"""Folders of runs for tests and for `benchmarks/runs.py`: results and configs, without any training."""
+"""Writes folders of runs, with results and configs but without training, for tests and `benchmarks/runs.py`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,21 @@ TRAINER = {"max_duration": "2ep"}
 def write_run(
     folder: Path, *, loss: float = 0.5, lr: float = 0.1, model: str = "resnet8", seed: int = 0, **facts: Any
 ) -> Path:
-    """Write the folder of a run that has ended; `config` among the facts are sections of its config."""
+    """Write the folder of a finished run, and return it.
+
+    Args:
+        folder: the folder to create.
+        loss: evaluation loss; the accuracy is 1 - loss.
+        lr: learning rate in the config.
+        model: name of the chosen model.
+        seed: seed in the config.
+        **facts: fields of `result.json` to replace or add, and `config` with sections of the config to replace.
+    """
     folder.mkdir(parents=True)
     config = {**CONFIG, "seed": seed, "optimizer": {**CONFIG["optimizer"], "lr": lr}}  # type: ignore[dict-item]
     config |= facts.pop("config", {})
     (folder / "config.yaml").write_text(yaml.dump(config, Dumper=yaml.CSafeDumper, sort_keys=False))
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "status": "FINISHED",
         "name": folder.name,
         "identity": "",
@@ -39,24 +48,24 @@ def write_run(
         "seconds": 12.0,
         "started": 1.7e9,
     }
-    (folder / "result.json").write_text(json.dumps(given | facts))  # without the sync, for thousands of runs
+    (folder / "result.json").write_text(json.dumps(defaults | facts))  # without fsync, because there may be thousands
     return folder
 
 
 def write_seeds(folder: Path, values: list[float], first: int = 0, **facts: Any) -> None:
-    """Write a run with each accuracy, under the seeds from `first` on."""
-    given = {"evaluation": EVALUATION, "lower": ["eval/loss"], "config": {"trainer": TRAINER}} | facts
+    """Write a run for each accuracy, with seeds that count up from `first`."""
+    defaults = {"evaluation": EVALUATION, "lower": ["eval/loss"], "config": {"trainer": TRAINER}}
     for seed, value in enumerate(values, start=first):
-        write_run(folder / f"seed{seed}", loss=1 - value, seed=seed, **dict(given))
+        write_run(folder / f"seed{seed}", loss=1 - value, seed=seed, **(defaults | facts))
 
 
 def write_many(outputs: Path, count: int) -> None:
-    """Write a number of runs, a third of them jobs of sweeps."""
-    draw = random.Random(0)
+    """Write this many runs, a third of them as jobs of sweeps."""
+    generator = random.Random(0)
     for number in range(count):
         name = f"{number // 3600 + 9:02}-{number // 60 % 60:02}-{number % 60:02}"
         folder = outputs / "2026-11-23" / name
         if number % 3 == 0:
             folder = outputs / "sweeps" / "2026-11-23" / f"{number // 300:02}-00-00" / f"job-{number}"
-        facts = {"lr": draw.choice([0.01, 0.03, 0.1]), "model": draw.choice(["mlp", "resnet8"])}
-        write_run(folder, loss=draw.random(), started=1.7e9 + number, **facts)
+        facts = {"lr": generator.choice([0.01, 0.03, 0.1]), "model": generator.choice(["mlp", "resnet8"])}
+        write_run(folder, loss=generator.random(), started=1.7e9 + number, **facts)

@@ -1,4 +1,4 @@
-"""Mistakes of people who come from other libraries, with parts of the message that answers each."""
+"""Commands typed wrongly by people who know other libraries, each with parts of the error message they must get."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES = {
 }
 
 
-# What is typed, and what the message must hold: the key as typed, and what to write instead.
+# The typed command, and the parts of its error message: the key as typed, and what to write instead.
 MISTAKES: dict[str, tuple[str, ...]] = {
     # the length of training
     "epochs=3": ("epochs=3: ", "write trainer.max_duration=3ep"),
@@ -125,7 +125,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "output_dir=out": ("output_dir=out: ", "hydra.run.dir=out"),
     "task_name=mine": ("task_name=mine: ", "experiment_name=mine"),
     "tags=[a,b]": ("tags=[a,b]: ", "callbacks.mlflow_logger.tags", "vars"),
-    # keys of one's own
+    # the user's own keys
     "paths.data=/data": ("paths.data=/data: ", "+vars.paths"),
     "mytool=3": ("mytool: no key 'mytool'", "+vars.mytool=..."),
     "+mytool.width=3": ("mytool: no such key", "+vars.mytool=..."),
@@ -190,6 +190,6 @@ ONE_OF_EACH_SECTION = (
     *("trainer.profiler=simple", "mode=resume", "--gpus 2", "optimizer.lr = 0.1", "fit", "mode=predict resume=out"),
     *("experiment=no_override", "experiment=precision", "+algorithms=scale", "+algorithms=nameless"),
 )
-"""For the first tier."""
+"""Mistakes that the first tier tests."""
 AS_PROCESSES = ("epochs=3", "trainer=gpu", "model=resnet50", "paths.data=/data", "--gpus 2", "+algorithms=scale")
-"""Those that are also typed as commands."""
+"""Mistakes that are also tried as separate commands."""

@@ -1,4 +1,4 @@
-"""Runs on data with planted faults, for tests and for `benchmarks/guards.py`: nonsense in a text, and wrong labels."""
+"""Runs on data with planted faults, for tests and `benchmarks/guards.py`: batches of nonsense, and wrong labels."""
 
 from __future__ import annotations
 
@@ -14,22 +14,29 @@ from runner.models import GPT
 from runner.optim.schedulers import cosine_annealing
 
 NONSENSE = range(557, 565)
-"""The batches of 700 that are nonsense."""
+"""The batches, of 700, that are replaced by nonsense."""
 
 
 def make_text(windows: int, seed: int) -> Tensor:
-    """Return windows (N, 33) of a language of 32 tokens, of which each has three that may follow the two before."""
+    """Return windows `(N, 33)` of a language of 32 tokens, in which only three tokens may follow the previous two."""
     grammar = torch.randint(32, (4, 32, 3), generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(seed)
     text = torch.randint(32, (windows, 33), generator=generator)
-    for place in range(2, 33):
+    for position in range(2, 33):
         choice = torch.randint(3, (windows,), generator=generator)
-        text[:, place] = grammar[text[:, place - 2] % 4, text[:, place - 1], choice]
+        text[:, position] = grammar[text[:, position - 2] % 4, text[:, position - 1], choice]
     return text
 
 
 def train_language(batches: int, seed: int, bad: range, *algorithms: Algorithm) -> tuple[float, int]:
-    """Return the final loss of a GPT, of whose batches some hold the same nonsense in every sample; and the spikes."""
+    """Train a small GPT, and return its final evaluation loss and the number of rollbacks by `SpikeGuard`.
+
+    Args:
+        batches: number of batches of text.
+        seed: seed of the weights and of the order.
+        bad: batches in which all samples are replaced by the same nonsense.
+        *algorithms: algorithms of the Trainer.
+    """
     text, held_out = make_text(8 * batches, 1), make_text(256, 2)
     inputs, targets = text[:, :-1].clone(), text[:, 1:].clone()
     loader = TensorLoader(inputs, targets, batch_size=8, shuffle=True, seed=seed)
@@ -56,7 +63,7 @@ def train_language(batches: int, seed: int, bad: range, *algorithms: Algorithm) 
 
 
 def flip_labels(seed: int) -> tuple[TensorLoader, Tensor]:
-    """Return the digits with 5 % of their labels changed, and the indices of those."""
+    """Return the digits with 5 % of their labels changed, and the indices of these samples."""
     train, *_ = load_digits(batch_size=64, eval_batch_size=64, seed=seed)
     images, labels = train.tensors
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +75,7 @@ def flip_labels(seed: int) -> tuple[TensorLoader, Tensor]:
 
 
 def keep_ledger(train: TensorLoader, seed: int, **arguments: Any) -> InMemoryLogger:
-    """Train a small network for 8 epochs, and return what was logged: the ledger names 8 % of the samples."""
+    """Train a small network for 8 epochs with a ledger that lists 8 % of the samples, and return what was logged."""
     torch.manual_seed(seed)
     memory = InMemoryLogger()
     with Trainer(

@@ -1,4 +1,4 @@
-"""Python processes for tests: forked from one that has imported everything, or started for real."""
+"""Python processes for tests: forked from a process that has imported everything, or new interpreters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ import pytest
 from filelock import FileLock
 
 SERVER = Path(__file__).with_name("fork_server.py")
-TEMPORARY = Path(tempfile.gettempdir())  # now: a test may set another one, and ask for the first process
+TEMPORARY = Path(tempfile.gettempdir())  # determined at import, because a test may change it before the server starts
 CAN_FORK = sys.platform == "linux"
-# Seconds to wait for anything. No machine is so slow that it takes longer, so that only a hang reaches this.
+# Seconds to wait for anything: so long that it passes on the slowest machine, and only a hang reaches the limit.
 PATIENCE = 600.0
-GRACE = 30.0  # seconds that processes have to notice that another has failed
+GRACE = 30.0  # seconds that the remaining processes have to end after one of them has failed
 PORTS = range(15_000, 32_000)  # below the ports of outgoing connections, which begin at 32768 on Linux
 
 EXTRAS = "TESTS_EXTRAS"
@@ -40,16 +40,16 @@ Finished = subprocess.CompletedProcess[str]
 class PythonProcess:
     """Like `subprocess.Popen([sys.executable, *arguments])`, but it starts in 0.1 s because its imports are done.
 
-    For the same reason it says nothing about imports: what they do, when they happen, and which package hides another.
-    Start a real interpreter to test those.
+    For the same reason it cannot test imports: their effects, when they happen, or which package hides another. Start
+    a new interpreter for that.
 
     Args:
-        arguments: as Python takes them.
+        arguments: command-line arguments of Python.
         cwd: the working directory.
         env: the environment.
-        stdin, stdout, stderr: a file, `subprocess.PIPE` (binary), `subprocess.DEVNULL`, or None for ours.
-        start_new_session: whether it leads a session.
-        process_group: the group of processes that it joins; 0: it leads one; None: that of the server.
+        stdin, stdout, stderr: a file, `subprocess.PIPE` (binary), `subprocess.DEVNULL`, or None to inherit ours.
+        start_new_session: whether the process leads a new session.
+        process_group: the process group that it joins; 0 makes it lead a new one, None keeps that of the server.
         forks: whether the Python processes that it starts are forked too.
     """
 
@@ -81,74 +81,74 @@ class PythonProcess:
         with contextlib.ExitStack() as stack:
             stack.enter_context(theirs)
             streams = []
-            for name, given in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
-                streams.append(self._open(name, given, streams, stack))
+            for name, target in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
+                streams.append(self._open(name, target, streams, stack))
             socket.send_fds(_requests(EXTRAS in job["env"]), [b"fork"], [theirs.fileno(), *streams])
         self._channel.sendall(json.dumps(job).encode() + b"\n")
-        self._heard = b""
-        self.pid = self._hear(PATIENCE)
+        self._received = b""
+        self.pid = self._read_number(PATIENCE)
 
-    def _open(self, name: str, given: Any, streams: Sequence[int], stack: contextlib.ExitStack) -> int:
-        """Return the file descriptor to hand over as one of the standard streams."""
-        if given is None:
+    def _open(self, name: str, target: Any, streams: Sequence[int], stack: contextlib.ExitStack) -> int:
+        """Return the file descriptor to pass to the server for one of the standard streams."""
+        if target is None:
             return ("stdin", "stdout", "stderr").index(name)
-        if given == subprocess.STDOUT:
+        if target == subprocess.STDOUT:
             return streams[1]
-        if given == subprocess.DEVNULL:
+        if target == subprocess.DEVNULL:
             return stack.enter_context(open(os.devnull, "r+b", buffering=0)).fileno()
-        if given != subprocess.PIPE:
-            return given if isinstance(given, int) else given.fileno()
+        if target != subprocess.PIPE:
+            return target if isinstance(target, int) else target.fileno()
         reader, writer = os.pipe()
         ours, theirs = (writer, reader) if name == "stdin" else (reader, writer)
         stack.callback(os.close, theirs)
         setattr(self, name, os.fdopen(ours, "wb" if name == "stdin" else "rb", buffering=0 if name == "stdin" else -1))
         return theirs
 
-    def _hear(self, timeout: float) -> int:
+    def _read_number(self, timeout: float) -> int:
         """Return the next number that the server sends.
 
         Raises:
-            subprocess.TimeoutExpired: it says nothing for `timeout` seconds.
+            subprocess.TimeoutExpired: no number has arrived after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        while b"\n" not in self._heard:
+        while b"\n" not in self._received:
             ready, _, _ = select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            received = b""
+            chunk = b""
             with contextlib.suppress(ConnectionResetError):
-                received = self._channel.recv(64)
-            if not received:
-                raise RuntimeError("the process that forks those of the tests has ended: what it said is on stderr")
-            self._heard += received
-        line, _, self._heard = self._heard.partition(b"\n")
+                chunk = self._channel.recv(64)
+            if not chunk:
+                raise RuntimeError("the fork server of the tests has ended; its error message is on stderr")
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
         return int(line)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal.
+        """Wait for the process to end, and return its exit code, negative for a signal.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+            subprocess.TimeoutExpired: the process has not ended after `timeout` seconds.
         """
         if self.returncode is None:
-            self.returncode = self._hear(1e9 if timeout is None else timeout)
+            self.returncode = self._read_number(1e9 if timeout is None else timeout)
             self._channel.close()
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit code, None while it runs."""
+        """Return the exit code, or None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0.0)
         return None
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it is known to have ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> PythonProcess:
@@ -165,22 +165,22 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> No
     """Wait until a condition holds; the test fails if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
+        assert time.monotonic() < deadline, f"the condition did not hold within {seconds} s"
         time.sleep(0.02)
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """Living processes whose working directory is `folder`, whoever is their parent by now."""
-    found = []
+    """Return the running processes whose working directory is `folder`, including orphans."""
+    running = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
-                found.append(process)
-    return found
+                running.append(process)
+    return running
 
 
 class _Server:
-    """A connection to a fork server. All pytest processes of a run share it; the first to ask starts it.
+    """A connection to a fork server, which all pytest processes of a test run share, and the first one starts.
 
     Args:
         extras: whether it has imported optional libraries too, which takes a process four seconds.
@@ -196,7 +196,7 @@ class _Server:
         with FileLock(f"{address}.lock"):
             try:
                 self.requests.connect(address)
-            except OSError:  # it does not exist, or has ended
+            except OSError:  # there is no server yet, or it has ended
                 Path(address).unlink(missing_ok=True)
                 self._start(address)
                 self.requests.connect(address)
@@ -214,7 +214,7 @@ class _Server:
         self._files = [Path(address), Path(f"{address}.lock")]
 
     def end(self) -> None:
-        """Disconnect. The server exits after its last client; the process that started it waits for that."""
+        """Disconnect, and wait for the server to exit if this process started it; it exits after its last client."""
         self.requests.close()
         if self._process is not None:
             self._process.wait()
@@ -223,11 +223,11 @@ class _Server:
 
 
 _servers: dict[bool, _Server] = {}
-_starting = threading.Lock()  # a second server of a kind would end with the processes that it has forked
+_starting = threading.Lock()  # otherwise two threads could each start a server
 
 
 def _requests(extras: bool) -> socket.socket:
-    """Return the socket that takes requests, after starting the server if need be."""
+    """Return the socket for requests to a fork server, and start the server if it is not running."""
     with _starting:
         if extras not in _servers:
             _servers[extras] = _Server(extras)
@@ -242,36 +242,36 @@ def end_servers() -> None:
 
 
 def start_python(
-    arguments: Sequence[str], *, real: bool = False, **given: Any
+    arguments: Sequence[str], *, real: bool = False, **options: Any
 ) -> PythonProcess | subprocess.Popen[bytes]:
-    """Start a Python process: forked on Linux, in an interpreter of its own elsewhere.
+    """Start a Python process: forked on Linux, a new interpreter on other systems.
 
     Args:
-        arguments: as Python takes them.
+        arguments: command-line arguments of Python.
         real: start a new interpreter on Linux too.
-        **given: as `PythonProcess` takes it.
+        **options: further arguments of `PythonProcess`.
     """
     if CAN_FORK and not real:
-        return PythonProcess(arguments, **given)
-    given.pop("forks", None)
-    process: Any = subprocess.Popen([sys.executable, *map(str, arguments)], **{"stdin": subprocess.DEVNULL, **given})
+        return PythonProcess(arguments, **options)
+    options.pop("forks", None)
+    process: Any = subprocess.Popen([sys.executable, *map(str, arguments)], **{"stdin": subprocess.DEVNULL, **options})
     return process
 
 
-def run_python(arguments: Sequence[str], *, timeout: float = PATIENCE, check: bool = False, **given: Any) -> Finished:
-    """Run a Python process to its end and return its exit code and output.
+def run_python(arguments: Sequence[str], *, timeout: float = PATIENCE, check: bool = False, **options: Any) -> Finished:
+    """Run a Python process until it ends, and return its exit code and output.
 
     Args:
-        arguments: as Python takes them.
-        timeout: seconds until it is killed, with all processes of its session.
+        arguments: command-line arguments of Python.
+        timeout: seconds after which it is killed, with all processes of its session.
         check: fail the test unless it exits with 0.
-        **given: as `start_python` takes it.
+        **options: further arguments of `start_python`.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end in time.
+        subprocess.TimeoutExpired: the process did not end in time.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = start_python(arguments, stdout=out, stderr=err, start_new_session=True, **given)
+        process = start_python(arguments, stdout=out, stderr=err, start_new_session=True, **options)
         with process:
             try:
                 process.wait(timeout)
@@ -288,23 +288,6 @@ def run_python(arguments: Sequence[str], *, timeout: float = PATIENCE, check: bo
     return finished
 
 
-def run_commands(commands: Iterable[Sequence[str]], folder: Path) -> None:
-    """Run `python -m runner ARGUMENTS` for each list of arguments, in one process, so that imports happen once.
-
-    The test fails unless all of them end with 0.
-    """
-    program = f"""
-import sys
-from runner.__main__ import main
-
-for arguments in {[[*map(str, command)] for command in commands]!r}:
-    sys.argv = ["runner", *arguments]
-    if code := main():
-        sys.exit(code)
-"""
-    run_python(["-c", program], cwd=folder, check=True)
-
-
 def run_processes(
     arguments: Sequence[str],
     environments: Sequence[Mapping[str, str | None]],
@@ -315,19 +298,26 @@ def run_processes(
     forks: bool = True,
     real: bool = False,
 ) -> list[Finished]:
-    """What `python ARGUMENTS` gave, once in each environment, all at the same time.
+    """Run `python ARGUMENTS` once in each environment, all at the same time, and return their exit codes and outputs.
 
-    Each process leads a group of its own, which is killed after `timeout` seconds (the test fails then), or `GRACE`
-    seconds after another of them failed. An environment's None removes a variable; `real` and `forks` are as in
-    `start_python`.
+    A process that fails has the others killed, with their sessions, `GRACE` seconds later.
+
+    Args:
+        arguments: command-line arguments of Python.
+        environments: changes to the environment, for each process; None removes a variable.
+        folder: the working directory of the processes.
+        logs: a folder for their output.
+        timeout: seconds after which all processes are killed, and the test fails.
+        forks: whether the Python processes that they start are forked too.
+        real: start new interpreters on Linux too.
     """
     with contextlib.ExitStack() as stack:
         processes: list[PythonProcess | subprocess.Popen[bytes]] = []
         for index, changes in enumerate(environments):
-            # Files, not pipes: a pipe ends only when the last grandchild that holds it has ended.
+            # Files, not pipes: reading a pipe ends only after the last grandchild that has it open has ended.
             out, err = (stack.enter_context((logs / f"{index}.{kind}").open("wb")) for kind in ("out", "err"))
             env = {name: value for name, value in (os.environ | changes).items() if value is not None}
-            started = start_python(
+            process = start_python(
                 arguments,
                 real=real,
                 cwd=folder,
@@ -337,9 +327,9 @@ def run_processes(
                 start_new_session=True,
                 forks=forks,
             )
-            processes.append(stack.enter_context(started))
-        began = time.monotonic()
-        deadline = began + timeout
+            processes.append(stack.enter_context(process))
+        start_time = time.monotonic()
+        deadline = start_time + timeout
         try:
             while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
                 if any(process.returncode for process in processes):
@@ -353,24 +343,24 @@ def run_processes(
         Finished(process.args, process.wait(), (logs / f"{i}.out").read_text(), (logs / f"{i}.err").read_text())
         for i, process in enumerate(processes)
     ]
-    if time.monotonic() - began >= timeout:
+    if time.monotonic() - start_time >= timeout:
         pytest.fail(f"not finished after {timeout} s\n{describe(finished)}")
     return finished
 
 
 def describe(finished: Sequence[Finished]) -> str:
-    """The exit status and output of processes, to read."""
+    """Return the exit codes and outputs of processes as text for a failure message."""
     return "\n".join(
-        f"--- process {index}: exit {one.returncode}\n{one.stdout}\n--- its stderr\n{one.stderr}"
-        for index, one in enumerate(finished)
+        f"--- process {index}: exit code {process.returncode}\n{process.stdout}\n--- its stderr\n{process.stderr}"
+        for index, process in enumerate(finished)
     )
 
 
 def find_free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody used a moment ago.
+    """Return a TCP port of 127.0.0.1 that was free a moment ago.
 
-    The system would choose one from which it also serves outgoing connections, so that any process might take it before
-    the test does.
+    A port chosen by the operating system would be one of those for outgoing connections, so another process might get
+    it before the test uses it.
     """
     with socket.socket() as listener:
         for port in secrets.SystemRandom().sample(PORTS, 50):

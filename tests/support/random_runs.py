@@ -1,4 +1,4 @@
-"""Runs in which everything draws: augmentation, order, dropout and algorithms; and all numbers that they give."""
+"""Runs with every kind of randomness: augmentation, sample order, dropout and algorithms. Returns all their numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model(ClassificationModel):
 
 
 class Noisy(torch.utils.data.Dataset):
-    """Augments from the three global generators."""
+    """Adds noise from the three global generators: those of torch, Python and numpy."""
 
     def __len__(self):
         return 38
@@ -53,8 +53,8 @@ LOADERS: dict[str, Any] = {
 
 
 def run(loader: str = "tensors", **arguments: Any) -> dict[str, Any]:
-    """All numbers that a run gives."""
-    logged = InMemoryLogger()
+    """Train, and return the final weights and all logged values; the arguments replace those of the Trainer."""
+    memory = InMemoryLogger()
     with Trainer(
         **{
             "model": Model(),
@@ -64,17 +64,18 @@ def run(loader: str = "tensors", **arguments: Any) -> dict[str, Any]:
             "schedulers": cosine_annealing(),
             "algorithms": [MixUp(), EMA("5ba"), BatchAugment(flip="random")],
             "max_duration": "2ep",
-            "loggers": [logged],
+            "loggers": [memory],
             "device": "cpu",
             **arguments,
         }
     ) as trainer:
         trainer.fit()
-    values = {key: [(int(now.batch), value) for now, value in points] for key, points in logged.data.items()}
+    values = {key: [(int(now.batch), value) for now, value in points] for key, points in memory.data.items()}
     weights = {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}
     return {"weights": weights, "logged": values}
 
 
-def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    same = all(torch.equal(one["weights"][name], other["weights"][name]) for name in one["weights"])
-    return same and one["logged"] == other["logged"]
+def equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Return whether two results of `run` are bit-identical."""
+    has_same_weights = all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    return has_same_weights and first["logged"] == second["logged"]

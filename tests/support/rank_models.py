@@ -13,6 +13,7 @@ VOCABULARY = 7
 
 
 def seeded(make: Any) -> nn.Module:
+    """Return a network in float64, with the same weights each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return make().double()
@@ -25,7 +26,7 @@ def class_data(num_samples: int) -> tuple[Tensor, Tensor]:
 
 
 def token_data(num_samples: int) -> tuple[Tensor, Tensor]:
-    """Sequences of which 0 to 6 targets count; most of the second half of them has none."""
+    """Return sequences with 0 to 6 targets that are not ignored; of each eight, three of the last four have none."""
     generator = torch.Generator().manual_seed(num_samples)
     tokens = torch.randint(VOCABULARY, (num_samples, 7), generator=generator)
     targets = tokens[:, 1:].clone()
@@ -35,23 +36,25 @@ def token_data(num_samples: int) -> tuple[Tensor, Tensor]:
 
 
 def window_data(num_samples: int) -> tuple[Tensor, Tensor]:
-    """Sequences of which all targets count."""
+    """Return sequences without ignored targets."""
     tokens = torch.randint(VOCABULARY, (num_samples, 7), generator=torch.Generator().manual_seed(num_samples))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 class Classifier(ClassificationModel):
+    """A small classifier with optional modules between its layers."""
+
     def __init__(self, *between: nn.Module):
         super().__init__(seeded(lambda: nn.Sequential(nn.Linear(3, 5), *between, nn.Tanh(), nn.Linear(5, 2))), 2)
 
 
 def weighted_classifier() -> Model:
-    """A classifier whose classes weigh differently."""
+    """Return a classifier whose loss weighs its classes differently."""
     return ClassificationModel(Classifier().module, 2, nn.CrossEntropyLoss(torch.tensor([0.2, 3.0]).double()))
 
 
 def leaving_out() -> Model:
-    """A classifier whose loss leaves out the samples of class 1."""
+    """Return a classifier whose loss ignores the samples of class 1."""
     return ClassificationModel(Classifier().module, 2, nn.CrossEntropyLoss(ignore_index=1))
 
 
@@ -60,7 +63,7 @@ def language_model() -> Model:
 
 
 class SmallMemory(Classifier):
-    """Has room for `most` samples."""
+    """Runs out of memory in training if a batch has more than `most` samples."""
 
     def __init__(self, most: int, *between: nn.Module):
         super().__init__(*between)
@@ -74,7 +77,7 @@ class SmallMemory(Classifier):
 
 
 class OwnStep(Classifier):
-    """Leaves its gradients past DDP's forward, as a GAN does that takes those of its two networks one by one."""
+    """Computes its gradients in two backward passes without DDP's forward, as a GAN does for its two networks."""
 
     def metrics(self, train):
         return {} if train else super().metrics(train)

@@ -1,4 +1,7 @@
-"""Checks on several ranks and in one process; `on_ranks` collects them, because ranks take seconds to start."""
+"""Functions whose results on several ranks are compared with those in one process.
+
+Ranks take seconds to start, so `train_and_evaluate` and `agree` call many of these functions on the same ranks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ MOST_SAMPLES = 17
 
 
 class LeavingOut(Algorithm):
-    """Leaves out the targets that are token 0, of which samples have different numbers."""
+    """Ignores the targets that are token 0; samples have different numbers of them."""
 
     def after_dataloader(self, state, logger):
         inputs, targets = state.batch
@@ -76,7 +79,7 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
 
 
 def train(name: str) -> dict[str, Any]:
-    """What two epochs left behind."""
+    """Train a case for two epochs, and return its weights, metrics and counts."""
     make_model, make_data, num_samples, batch_size, arguments = CASES[name]
     arguments = dict(arguments)
     if "algorithm" in arguments:
@@ -105,7 +108,7 @@ def train(name: str) -> dict[str, Any]:
 
 
 class Everything(Classifier):
-    """An accuracy, an error that averages, and a metric that keeps all that it saw."""
+    """A classifier with four kinds of metrics: counts, a mean, all values, and a curve."""
 
     def metrics(self, train):
         if train:
@@ -127,26 +130,26 @@ class Everything(Classifier):
 
 
 def evaluate_each_size() -> dict[int, dict[str, Any]]:
-    """Metric values and counts for data of 1 to 17 samples in batches of 4."""
-    found = {}
+    """Return the metric values and sample counts of evaluations of 1 to 17 samples in batches of 4."""
+    results = {}
     sizes = range(1, MOST_SAMPLES + 1)
     loaders = {n: TensorLoader(*class_data(n), batch_size=4, shuffle=False) for n in sizes}
     with Trainer(model=Everything(), eval_dataloader=loaders[1], device="cpu") as trainer:
         for n, loader in loaders.items():
             values = dict(trainer.eval(loader)["eval"])
             values["kept"] = torch.atleast_1d(values["kept"]).sort().values
-            found[n] = {"values": values, "samples": trainer.state.eval_timestamp.sample}
-    return found
+            results[n] = {"values": values, "samples": trainer.state.eval_timestamp.sample}
+    return results
 
 
 def collectives_of(
     model: Model, data: tuple[Tensor, ...], equal_targets: bool = False, **arguments: Any
 ) -> dict[str, int]:
-    """How many collectives ten batches in the middle of an epoch made, by kind and shape, as torch's profiler saw them.
+    """Return the number of collectives in ten batches in mid-epoch, by kind and shape, as counted by torch's profiler.
 
-    The ranks' agreement on time and signals, on three numbers, comes once in a while, and is left out.
+    The all-reduce of three numbers is left out: the ranks use it once in a while to agree on the time and on signals.
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     class Profile(Callback):
         def batch_start(self, state, logger):
@@ -156,8 +159,8 @@ def collectives_of(
                 self.profiler.start()
             elif state.timestamp.batch == 15:
                 self.profiler.stop()
-                names = [f"{one.name} {one.input_shapes}" for one in self.profiler.events() or []]
-                seen.update(name for name in names if name.startswith("gloo:") and name != "gloo:all_reduce [[3]]")
+                names = [f"{event.name} {event.input_shapes}" for event in self.profiler.events() or []]
+                counts.update(name for name in names if name.startswith("gloo:") and name != "gloo:all_reduce [[3]]")
 
     loader = TensorLoader(*data, batch_size=8, shuffle=True)
     loader.equal_targets = equal_targets
@@ -171,11 +174,11 @@ def collectives_of(
         **arguments,
     ) as trainer:
         trainer.fit()
-    return dict(seen)
+    return dict(counts)
 
 
 class Lengthless:
-    """Batches, of which nobody knows how many there are."""
+    """An iterable of batches that has no length."""
 
     def __init__(self, batches: list[Any]):
         self.batches = batches
@@ -185,7 +188,7 @@ class Lengthless:
 
 
 def refusals() -> dict[str, str | None]:
-    """The message about loaders of others on several ranks; None if they are accepted."""
+    """Return the error message for each kind of loader from torch on several ranks; None if the loader is accepted."""
     data = TensorDataset(*class_data(12))
     odd = TensorDataset(*class_data(13))
     unsharded = BatchSampler(SequentialSampler(data), 2, drop_last=False)
@@ -211,24 +214,24 @@ def refusals() -> dict[str, str | None]:
         batches = [] if is_empty else [*DataLoader(data, batch_size=2)]
         loaders[f"evaluation, {name} empty"] = {"eval_dataloader": Sharded(batches)}
         loaders[f"evaluation without a length, {name} empty"] = {"eval_dataloader": Sharded(Lengthless(batches))}
-    said: dict[str, str | None] = {}
-    for name, given in loaders.items():
+    messages: dict[str, str | None] = {}
+    for name, arguments in loaders.items():
         try:
-            Trainer(model=Classifier(), device="cpu", **given).close()
-            said[name] = None
+            Trainer(model=Classifier(), device="cpu", **arguments).close()
+            messages[name] = None
         except ValueError as error:
-            said[name] = str(error)
+            messages[name] = str(error)
     with Trainer(model=Classifier(), device="cpu") as trainer:
         for name, read in {"eval": trainer.eval, "predict": trainer.predict}.items():
             try:
                 read([*DataLoader(data, batch_size=2)])  # type: ignore[operator]
             except ValueError as error:
-                said[name] = str(error)
-    return said
+                messages[name] = str(error)
+    return messages
 
 
 def end_after_seconds(seconds: float) -> tuple[int, float]:
-    """Batches and seconds of a run that ends by the clock, on ranks of which the last is slow."""
+    """Train for a number of seconds on ranks of different speed, and return the batches and seconds trained."""
 
     class Slow(Callback):
         def batch_start(self, state, logger):
@@ -247,7 +250,7 @@ def end_after_seconds(seconds: float) -> tuple[int, float]:
 
 
 def end_after_virtual_seconds(seconds: float) -> tuple[int, float]:
-    """The same by clocks that go on by what is slept: each rank has its own."""
+    """Do the same on virtual clocks: each rank has its own, which only `time.sleep` advances."""
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: now[0])
@@ -256,6 +259,7 @@ def end_after_virtual_seconds(seconds: float) -> tuple[int, float]:
 
 
 def train_with_mixup_and_dropout(seed: int) -> dict[str, Tensor]:
+    """Train with algorithms and layers that draw random numbers, and return the weights."""
     with Trainer(
         model=Classifier(nn.Dropout(0.3)),
         train_dataloader=TensorLoader(*class_data(24), batch_size=8, shuffle=True),
@@ -269,8 +273,14 @@ def train_with_mixup_and_dropout(seed: int) -> dict[str, Tensor]:
 
 
 def train_out_of_memory() -> list[tuple[int, dict[str, Tensor]]]:
-    """With batch norm and dropout: room for two samples on rank 0 only, and microbatches of two."""
-    found = []
+    """Train with automatic microbatches on ranks of which only rank 0 runs out of memory, and with microbatches of two.
+
+    The network has batch norm and dropout, whose results depend on the microbatches.
+
+    Returns:
+        The final size of microbatches and the weights, for both runs.
+    """
+    results = []
     for size in ("auto", 2):
         most = 2 if get_global_rank() == 0 else 100
         with Trainer(
@@ -284,13 +294,13 @@ def train_out_of_memory() -> list[tuple[int, dict[str, Tensor]]]:
             device="cpu",
         ) as trainer:
             trainer.fit()
-        found.append((trainer.state.samples_per_microbatch, dict(trainer.state.unwrapped_model.state_dict())))
-    return found
+        results.append((trainer.state.samples_per_microbatch, dict(trainer.state.unwrapped_model.state_dict())))
+    return results
 
 
 def train_and_evaluate() -> None:
-    """On each rank, train and evaluate what one process does, too."""
-    leave(
+    """Save the results that must equal those of one process. All ranks."""
+    save(
         lambda: {
             "train": {name: train(name) for name in CASES},
             "eval": evaluate_each_size(),
@@ -301,8 +311,8 @@ def train_and_evaluate() -> None:
 
 
 def agree() -> None:
-    """On each rank, do what takes several of them."""
-    leave(
+    """Save the results that only exist on several ranks. All ranks."""
+    save(
         lambda: {
             "refusals": refusals(),
             "collectives": {
@@ -322,16 +332,16 @@ def agree() -> None:
     )
 
 
-def leave(work: Callable[[], dict[str, Any]]) -> None:
-    """Leave what this rank's work gives in a file."""
-    init_process_group(torch.device("cpu"))  # once for all: the Trainers use it
-    torch.save(work(), f"rank{get_global_rank()}.pt")
-    gc.collect()  # DDP's threads end with it; at the exit of the interpreter, they may end the process with an error
+def save(function: Callable[[], dict[str, Any]]) -> None:
+    """Save the result of a function on this rank in the file `rank<N>.pt`."""
+    init_process_group(torch.device("cpu"))  # once, because all Trainers in this process use it
+    torch.save(function(), f"rank{get_global_rank()}.pt")
+    gc.collect()  # ends the threads of DDP, which could otherwise crash the process when the interpreter exits
     destroy_process_group()
 
 
 def program_of(module: str, function: str) -> str:
-    """Return a program for `run_ranks` that calls a function of a module in tests/, such as 'training/test_it'."""
+    """Return a program for `run_ranks` that calls a function of a module in tests/, such as 'training/test_loop'."""
     support = Path(__file__).resolve().parent
     path = support.parent / module
     folders = [str(support.parent), str(support), str(path.parent)]

@@ -1,4 +1,4 @@
-"""Commands that the machine harms while they train, and what they leave."""
+"""Commands whose training is disturbed by failures of the machine, and the results that they leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runner.data import DatasetLoader
 
 
 class Noisy:
-    """Samples that are drawn anew in each epoch; one may kill whoever reads it."""
+    """Random samples, different in each epoch; reading the sample `deadly` kills the process that reads it."""
 
     def __init__(self, deadly):
         self.deadly = deadly
@@ -43,7 +43,7 @@ def read(num_workers: int = 2, deadly: int = -1):
 
 
 class Strikes(Callback):
-    """Does harm at an event of one batch, a number of times, for one seed."""
+    """Causes a failure of some kind at an event of one batch on one rank, a number of times, in the run of one seed."""
 
     def __init__(self, kind: str, event: str = "before_forward", batch: int = 5, times: int = 1, seed: int = 0,
                  rank: int = 0):
@@ -52,13 +52,13 @@ class Strikes(Callback):
 
     def strike(self, state, logger):
         file = Path(f"strikes-{state.rank_zero_seed}")
-        done = len(file.read_text()) if file.exists() else 0
-        here = (state.timestamp.batch, state.rank_zero_seed, get_global_rank()) == (self.batch, self.seed, self.rank)
-        if not here or done >= self.times:
+        count = len(file.read_text()) if file.exists() else 0
+        is_due = (state.timestamp.batch, state.rank_zero_seed, get_global_rank()) == (self.batch, self.seed, self.rank)
+        if not is_due or count >= self.times:
             return
-        file.write_text("x" * (done + 1))
+        file.write_text("x" * (count + 1))
         if self.kind == "worker":
-            worker = min(active_children(), key=lambda one: one.pid)
+            worker = min(active_children(), key=lambda child: child.pid)
             worker.kill()
             worker.join()
         elif self.kind == "rank":
@@ -70,11 +70,11 @@ class Strikes(Callback):
             with open("/dev/full", "w") as full:
                 full.write("no space left")
         else:
-            raise ValueError("of the user")
+            raise ValueError("an error in the user's code")
 
 
 class Full(Callback):
-    """Fills a disk after 21 batches; before the run begins again, somebody makes room."""
+    """Fills a disk after 21 batches, and frees it when the run begins again, as an administrator would."""
 
     def __init__(self, disk: str):
         self.filler = Path(disk, "filler")
@@ -101,39 +101,39 @@ BATCHES = 30
 
 
 class Left(NamedTuple):
-    """The files and values of a run."""
+    """The results that a run left in its folder."""
 
     weights: dict[str, torch.Tensor]
     values: list[dict[str, Any]]
 
 
 def prepare(folder: Path) -> None:
-    """Write what a user wrote."""
+    """Write the user's module and its config."""
     (folder / "conf" / "data").mkdir(parents=True)
     (folder / "own.py").write_text(OWN)
     (folder / "conf" / "data" / "noisy.yaml").write_text("_target_: own.read\nnum_workers: 2\ndeadly: -1\n")
 
 
-def strikes(kind: str, **given: object) -> list[str]:
-    """The arguments that do harm."""
-    return [f"+callbacks.strikes.{key}={value}" for key, value in {"kind": kind, **given}.items()]
+def strikes(kind: str, **arguments: object) -> list[str]:
+    """Return the overrides that set the arguments of `Strikes`."""
+    return [f"+callbacks.strikes.{key}={value}" for key, value in {"kind": kind, **arguments}.items()]
 
 
 def left_in(run_dir: Path) -> Left:
-    """The contents of a run's folder; no value was logged twice."""
+    """Return the results in a run's folder, and assert that no value was logged twice."""
     weights = torch.load(run_dir / "checkpoints" / "latest" / "model.pt", weights_only=True)
-    values = [one for one in logged(run_dir) if "key" in one and not re.match("time|memory", one["key"])]
-    places = [(one["step"], one["key"]) for one in values]
-    assert len({*places}) == len(places) > BATCHES
+    values = [entry for entry in logged(run_dir) if "key" in entry and not re.match("time|memory", entry["key"])]
+    points = [(entry["step"], entry["key"]) for entry in values]
+    assert len({*points}) == len(points) > BATCHES
     return Left(weights, values)
 
 
 def assert_equal(left: Left, whole: Left) -> None:
-    """Two runs left the same, to the last bit."""
+    """Assert that the results of two runs are bit-identical."""
     torch.testing.assert_close(left.weights, whole.weights, rtol=0, atol=0)
     assert left.values == whole.values
 
 
 def restarts(stderr: str) -> list[str]:
-    """The message about each restart."""
+    """Return the message about each restart on stderr."""
     return re.findall(r"^WARNING: .*\b(restart \d+ of .*)$", stderr, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The contents of a terminal after a program has written to it, and programs that run on one."""
+"""Runs programs on a terminal, and renders the text that the terminal then shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
 def screen(output: str) -> str:
-    """The text that stays on a terminal without end, given the codes that rich writes."""
+    """Return the text that a terminal of unlimited size shows after this output, with the codes that rich writes."""
     lines = [""]
     row = column = 0
     for argument, code, moves, text in _CODES.findall(output):
@@ -39,7 +39,7 @@ def screen(output: str) -> str:
             lines[row] = before + text + lines[row][column + len(text) :]
             column += len(text)
         else:
-            assert code in "mhl", f"not known here: {argument}{code}"
+            assert code in "mhl", f"this function does not know the code {argument}{code}"
     return "\n".join(lines)
 
 
@@ -53,11 +53,12 @@ def on_terminal(
     """Run Python on a terminal, and return its exit code and what it wrote.
 
     Args:
-        arguments: as Python takes them.
+        arguments: command-line arguments of Python.
         columns: the width of the terminal.
         folder: the working directory.
-        env: variables of its environment.
-        react: called with what it has written so far, whenever there is more, and with its process; `stdin` is a pipe.
+        env: additional environment variables.
+        react: called whenever the program has written more, with all its output so far and with its process, whose
+            `stdin` is a pipe.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
@@ -69,10 +70,10 @@ def on_terminal(
     ) as process:
         os.close(theirs)
         deadline = time.monotonic() + PATIENCE
-        while (left := deadline - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
+        while (seconds := deadline - time.monotonic()) > 0 and select.select([ours], [], [], seconds)[0]:
             try:
                 chunk = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other side is closed
+            except OSError:  # on Linux, reading fails once the other side is closed
                 break
             if not chunk:
                 break

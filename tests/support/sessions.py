@@ -124,7 +124,8 @@ def make_trainer(
     else:
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)).double()
         data, eval_images = (data[0].double(), *data[1:]), eval_images.double()
-    torch.manual_seed(int.from_bytes(os.urandom(4), "big"))  # a new process has another random state
+    # A resumed run must not depend on the random state of its process.
+    torch.manual_seed(int.from_bytes(os.urandom(4), "big"))
     defaults: dict[str, Any] = {
         "model": ClassificationModel(net, 10),
         "train_dataloader": TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=True, seed=1, transform=transform),
@@ -305,10 +306,10 @@ class Saves(Callback):
     def batch_checkpoint(self, state, logger):
         self.saves += 1
         hidden = {path.name for path in (state.run_dir / "checkpoints").glob(".*")}
-        if self.asynchronous:  # this session is still writing its own
+        if self.asynchronous:  # this session may still be writing its own temporary files
             hidden = {name for name in hidden if not name.endswith((f"-{os.getpid()}", ".link"))}
         if hidden and self.saves > self.asynchronous:
-            raise RuntimeError(f"left behind: {hidden}")
+            raise RuntimeError(f"files of a killed session were not deleted: {hidden}")
 
 
 def save_each_batch(run_dir: Path, max_duration: str = "100000ba", save: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Images of drawn shapes with their masks: disks of class 1 and boxes of class 2, and a rim without a class."""
+"""Draws images for segmentation: disks are class 1, boxes are class 2, and outlines have no class (255)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES = ("background", "disk", "box")
 
 
 def draw_shapes(folder: Path, counts: tuple[int, int] = (24, 8), size: int = 40) -> Path:
-    """Write images into `train/images` and `val/images`, and their masks beside them."""
+    """Write images to `train/images` and `val/images` and their masks to `train/masks` and `val/masks`."""
     generator = numpy.random.default_rng(0)
     for split, count in zip(("train", "val"), counts, strict=True):
         for part in ("images", "masks"):

@@ -1,4 +1,4 @@
-"""Shards of each format, whose samples hold their number."""
+"""Writes shards of each format, in which each sample contains its own number."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ SIZES = (12, 7, 10, 9, 11)  # rows of each shard
 
 
 def write_parquet(folder: Path, sizes: Sequence[int] = SIZES, **columns: Any) -> list[Path]:
-    """Write files with the columns `inputs`, 4 numbers of which the first is the sample's, and `targets` in [0, 3).
+    """Write parquet files with the columns `inputs` and `targets`, and return their paths.
 
-    Other columns are functions from the numbers of a shard's samples.
+    The inputs are four numbers, the first of which is the number of the sample; the targets are in [0, 3).
+
+    Args:
+        folder: folder for the files.
+        sizes: rows of each file.
+        **columns: functions that make further columns from the sample numbers of a shard.
     """
     pyarrow = __import__("pyarrow.parquet")
     paths = []
     for shard, numbers in enumerate(_numbers(sizes)):
         content = {
-            "inputs": [[float(one), one % 3, 0.5, -1.0] for one in numbers],
-            "targets": [one % 3 for one in numbers],
+            "inputs": [[float(number), number % 3, 0.5, -1.0] for number in numbers],
+            "targets": [number % 3 for number in numbers],
         }
         content |= {name: make(numbers) for name, make in columns.items()}
         paths.append(folder / f"{shard:03}.parquet")
@@ -31,34 +36,21 @@ def write_parquet(folder: Path, sizes: Sequence[int] = SIZES, **columns: Any) ->
     return paths
 
 
-def write_arrow(folder: Path, sizes: Sequence[int] = SIZES, stream: bool = False, compression: str | None = None):
-    """Write the same as arrow files or streams."""
-    pyarrow = __import__("pyarrow.parquet")
-    ipc = __import__("pyarrow.ipc").ipc
-    options = ipc.IpcWriteOptions(compression=compression)
-    for path in write_parquet(folder, sizes):
-        table = pyarrow.parquet.read_table(path)
-        path.unlink()
-        make = ipc.new_stream if stream else ipc.new_file
-        with make(str(path.with_suffix(".arrow")), table.schema, options=options) as writer:
-            writer.write_table(table, max_chunksize=3)
-
-
 def write_tars(folder: Path, sizes: Sequence[int] = SIZES) -> list[Path]:
-    """Write tar files with the fields `npy`, the inputs of `write_parquet`, and `cls`."""
+    """Write the samples of `write_parquet` as tar files with the fields `npy` for inputs and `cls` for targets."""
     paths = []
     for shard, numbers in enumerate(_numbers(sizes)):
         files = {}
-        for one in numbers:
+        for number in numbers:
             array = io.BytesIO()
-            numpy.save(array, numpy.array([one, one % 3, 0.5, -1.0], numpy.float32))
-            files |= {f"some/{one:05}.npy": array.getvalue(), f"some/{one:05}.cls": str(one % 3).encode()}
+            numpy.save(array, numpy.array([number, number % 3, 0.5, -1.0], numpy.float32))
+            files |= {f"some/{number:05}.npy": array.getvalue(), f"some/{number:05}.cls": str(number % 3).encode()}
         paths.append(write_tar(folder / f"{shard:03}.tar", files))
     return paths
 
 
 def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
-    """Write a tar file of some files."""
+    """Write a tar file with these contents by file name, and return its path."""
     with tarfile.open(path, "w") as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
@@ -68,7 +60,7 @@ def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def write_tokens(folder: Path, sizes: Sequence[int] = SIZES, context: int = 4) -> list[Path]:
-    """Write files with these numbers of windows; a window begins with the number of its sample."""
+    """Write token files, each with windows of `context` tokens; each window begins with the number of its sample."""
     paths = []
     for shard, numbers in enumerate(_numbers(sizes)):
         tokens = numpy.repeat(numpy.asarray([*numbers, 0], numpy.uint16), context)[: len(numbers) * context + 1]

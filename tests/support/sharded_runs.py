@@ -1,4 +1,4 @@
-"""Runs with sharded models beside the same runs with replicas, for tests and for `benchmarks/exactness.py`."""
+"""Trains the same cases with sharded models and with replicas, for tests and for `benchmarks/exactness.py`."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ REFUSED = {
     "sam": "SAM cannot be used",
     "spike_guard": "SpikeGuard cannot be used",
 }
-"""Algorithms that are refused for sharded models, and what the message says."""
+"""Algorithms that are refused for sharded models, with a part of the message."""
 NOT_SPLIT = {
     *("alibi", "factorize", "gated_linear_units", "ngram_embedding", "no_op_model", "qk_norm", "value_embedding"),
 }
-"""Algorithms that give a GPT layers, or ways to attend, of which tensor parallelism knows nothing: refused."""
+"""Algorithms that are refused for tensor parallelism, because it cannot split the layers or the attention they add."""
 BY_SHARE = {"text: batch_size_warmup", "text: gyro_dropout", "text: selective_backprop"}
-"""Cases whose result depends on the number of ranks that see different samples, with replicas too."""
+"""Cases whose result depends on the number of ranks that read different samples, even with replicas."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to train: a task of `tests/algorithms/tasks.py`, an algorithm, and arguments of the Trainer."""
+    """A task of `tests/algorithms/tasks.py`, with algorithms, an optimizer and arguments of the Trainer."""
 
     task: str = "text"
     algorithms: tuple[str | Algorithm, ...] = ()
@@ -63,7 +63,9 @@ ALGORITHMS = {
 CASES: dict[str, Case] = {
     **{f"text: {name}": Case(optimizer=name) for name in OPTIMIZERS},
     **{f"images: {name}": Case("images", optimizer=name) for name in OPTIMIZERS},
-    **{f"text: {one}": Case(arguments={"precision": one}) for one in ("amp_bf16", "bf16", "amp_fp16")},
+    **{
+        f"text: {precision}": Case(arguments={"precision": precision}) for precision in ("amp_bf16", "bf16", "amp_fp16")
+    },
     "text: two microbatches": Case(arguments={"grad_accum": 2}),
     "text: adaptive clipping": Case(algorithms=(GradientClipping("adaptive", 0.01),)),
     **ALGORITHMS,
@@ -74,7 +76,7 @@ ROUNDED = {
     *("images: adamw_fused", "images: gradient_clipping", "text: gradient_clipping", "text: two microbatches"),
     *("text: adaptive clipping", "text: bf16"),
 }
-"""Cases that equal replicas only up to rounding: a sum over shards, or a kernel that rounds by position."""
+"""Cases that equal replicas only up to rounding, due to a sum over shards or a kernel that rounds by position."""
 
 
 SPLIT = [
@@ -82,27 +84,27 @@ SPLIT = [
     for name in CASES
     if name.startswith("text: ") and name not in BY_SHARE and name[6:] not in {*NOT_SPLIT, "bf16"}
 ]
-"""Cases that equal replicas up to rounding where layers are split; with weights in bf16, that is in few digits."""
+"""Cases that equal replicas up to rounding if layers are split; weights in bf16 have too few digits to compare."""
 
 
 class Differently(Algorithm):
-    """Gives each rank weights of its own, as other seeds do, before those of rank 0 are sent to all."""
+    """Gives each rank different weights, as different seeds would, before those of rank 0 are sent to all ranks."""
 
     def init(self, state, logger):
         with torch.no_grad():
-            for one in state.unwrapped_model.parameters():
-                one.add_(get_global_rank())
+            for parameter in state.unwrapped_model.parameters():
+                parameter.add_(get_global_rank())
 
 
 class Overflow(Algorithm):
-    """Makes one element of one rank's shard infinite in the second batch, before the scaler looks for it."""
+    """Makes one gradient in the shard of the last rank infinite in the second batch, before the scaler checks it."""
 
     def __init__(self):
         self.scales: list[float] = []
-        self.stays: list[bool] = []  # whether a batch left the weights as they were
+        self.stays: list[bool] = []  # for each batch, whether it left the weights unchanged
 
     def batch_start(self, state, logger):
-        self.before = [local(one).clone() for one in state.unwrapped_model.parameters()]
+        self.before = [local(parameter).clone() for parameter in state.unwrapped_model.parameters()]
 
     def after_backward(self, state, logger):
         if state.timestamp.batch == 1 and get_global_rank() == get_world_size() - 1:
@@ -110,13 +112,13 @@ class Overflow(Algorithm):
             local(block.mlp.up.weight.grad)[0, 0] = float("inf")
 
     def batch_end(self, state, logger):
-        now = [local(one) for one in state.unwrapped_model.parameters()]
-        self.stays.append(all(torch.equal(one, other) for one, other in zip(now, self.before, strict=True)))
+        now = [local(parameter) for parameter in state.unwrapped_model.parameters()]
+        self.stays.append(all(torch.equal(new, old) for new, old in zip(now, self.before, strict=True)))
         self.scales.append(1.0 if state.scaler is None else state.scaler.get_scale())
 
 
 class Save(Callback):
-    """Writes a checkpoint after three of four batches, between the two of the second epoch."""
+    """Writes a checkpoint after the third of four batches, in the middle of the second epoch."""
 
     def __init__(self, path: Path, sharded: bool):
         self.path = path
@@ -133,18 +135,18 @@ def train(
     """Train a case on all ranks.
 
     Args:
-        case: what to train.
+        case: the case to train.
         folder: the run's folder.
-        save: a checkpoint to write in the middle of the second epoch.
+        save: path of a checkpoint to write in the middle of the second epoch.
         sharded: whether each rank writes its part of the checkpoint.
         **arguments: further arguments of the Trainer.
 
     Returns:
-        The weights, whole on each rank; on rank 0 the buffers too, which a checkpoint has of that rank only; and under
-        'metrics/...' the values of the last evaluation.
+        The whole weights, on each rank; the buffers, on rank 0 only, because a checkpoint contains only those; and the
+        values of the last evaluation under 'metrics/...'.
     """
     with (
-        torch.compiler.set_stance("force_eager"),  # `Compile` does all but compile, which would take seconds
+        torch.compiler.set_stance("force_eager"),  # keeps `Compile` from compiling, which would take seconds
         make_trainer(
             case.task,
             *case.algorithms,
@@ -157,23 +159,23 @@ def train(
         trainer.fit()
         model = trainer.state.unwrapped_model
         buffers = model.named_buffers() if get_global_rank() == 0 else ()
-        weights = {name: whole(one).clone() for name, one in (*model.named_parameters(), *buffers)}
+        weights = {name: whole(tensor).clone() for name, tensor in (*model.named_parameters(), *buffers)}
         metrics = trainer.state.eval_metric_values.get("eval", {})
         return {**weights, **{f"metrics/{name}": torch.as_tensor(value) for name, value in metrics.items()}}
 
 
 @contextmanager
 def on_ranks() -> Iterator[None]:
-    """Join the other ranks, once for all runs in the context."""
+    """Join the other ranks once for all runs in the block."""
     torch.set_num_threads(1)
     init_process_group(torch.device("cpu"))
     yield
-    gc.collect()  # DDP's threads end with it
+    gc.collect()  # ends the threads of DDP
     destroy_process_group()
 
 
-def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the largest difference of two results; 0 only if they are equal bit for bit."""
-    assert one.keys() == other.keys()
-    unequal = [key for key in one if not torch.equal(one[key], other[key])]
-    return max((float((one[key].double() - other[key].double()).abs().max()) for key in unequal), default=0.0)
+def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Return the largest absolute difference between two results, which is 0 if they are bit-identical."""
+    assert first.keys() == second.keys()
+    unequal = [key for key in first if not torch.equal(first[key], second[key])]
+    return max((float((first[key].double() - second[key].double()).abs().max()) for key in unequal), default=0.0)

@@ -1,4 +1,4 @@
-"""Reads MLflow's database as the UI would, without its client, which takes seconds to import."""
+"""Reads and changes MLflow's SQLite database directly, because its client takes seconds to import."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from python_process import wait_until
 
 
 def query(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
-    """Return rows of a store, which a run's writer may still be making: waits until it has tables."""
+    """Return the rows of a query, after waiting until the store has tables, because a run may still be creating it."""
     wait_until(lambda: count_tables(database))
     with contextlib.closing(sqlite3.connect(read_only(database), timeout=30, uri=True)) as store:
         return store.execute(sql, values).fetchall()
 
 
 def change(database: Path, sql: str, *values: object) -> None:
-    """Do in a store what somebody does in the UI."""
+    """Execute a statement that changes a store, as a user could do in the UI."""
     with contextlib.closing(sqlite3.connect(database, timeout=30)) as store:
         store.execute(sql, values)
         store.commit()
 
 
 def count_tables(database: Path) -> int:
-    """The number of tables; 0 if there is no database, or one that is being written or renamed."""
+    """Return the number of tables, which is 0 if there is no database yet or it is being written or renamed."""
     try:
         with contextlib.closing(sqlite3.connect(read_only(database), uri=True)) as store:
             return store.execute("select count(*) from sqlite_master where type = 'table'").fetchone()[0]
@@ -34,5 +34,5 @@ def count_tables(database: Path) -> int:
 
 
 def read_only(database: Path) -> str:
-    """Its address for sqlite3, which would otherwise create an empty file if the database is missing."""
+    """Return the read-only address of a database; otherwise sqlite3 would create an empty file for a missing one."""
     return f"{database.resolve().as_uri()}?mode=ro"

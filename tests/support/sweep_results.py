@@ -10,14 +10,14 @@ from runner.sweeps.sweep import Sweep
 
 
 def result(objective: float | None, *overrides: str, status: str = "FINISHED", lower: bool = False) -> Result:
-    """The result of a job with these overrides, named by their values."""
+    """Return the result of a job with these overrides, named after their values."""
     metrics = {} if objective is None else {"train/acc": 0.5, "eval/acc": objective}
-    name = "-".join(one.partition("=")[2] for one in overrides)
+    name = "-".join(override.partition("=")[2] for override in overrides)
     return Result(status, name, "id", [*overrides, "model=mlp"], objective, "eval/acc", lower, metrics, seconds=1.234)
 
 
 def sweep(direction: str = "", folder: Path = Path("folder")) -> Sweep:
-    """A sweep for which `model=mlp` was typed once."""
+    """Return a sweep whose jobs all have the model that was typed."""
     return Sweep(folder, "id", "name", "identity", ["model"], directions=[direction] if direction else [])
 
 
@@ -31,4 +31,4 @@ GRID = [
     result(0.4, "optimizer.lr=10.0", "seed=0"),
     result(0.4, "optimizer.lr=10.0", "seed=1"),
 ]
-"""Of four settings, one seed of the second is not finite, and one of the third has failed."""
+"""Four settings with two seeds each; a seed of the second setting is not finite, and a seed of the third has failed."""

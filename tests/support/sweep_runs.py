@@ -1,4 +1,4 @@
-"""Short sweeps, files of a user beside them, and the files that they leave in a working directory."""
+"""Overrides for short sweeps, a module of a user for them, and functions that read the files they leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from runner import Callback
 
 
 class Watch(Callback):
-    """Notes each batch; seed 1 ends at its fifth batch as asked, once; all wait there as long as asked."""
+    """Writes a line for each batch, waits at the fifth batch of each run, and ends seed 1 there.
+
+    Args:
+        ends: how seed 1 ends the first time: "error" raises, the name of a signal sends it, "" does not end it.
+        seconds: how long each run waits, until the file `interrupted` exists.
+    """
 
     def __init__(self, ends: str = "", seconds: float = 0.0) -> None:
         self.ends = ends
@@ -39,11 +44,12 @@ class Watch(Callback):
 
 
 def sweeps(folder: Path) -> list[Path]:
+    """Return the folders of sweeps below a working directory, the oldest first."""
     return sorted(folder.glob("outputs/sweeps/20*/*"))
 
 
 def batches(folder: Path) -> list[str]:
-    """The batches trained since they were last asked for."""
+    """Return a line for each batch trained since the last call."""
     file = folder / "batches.txt"
     lines = file.read_text().splitlines() if file.exists() else []
     file.unlink(missing_ok=True)
@@ -51,8 +57,10 @@ def batches(folder: Path) -> list[str]:
 
 
 def six(*names: str) -> list[str]:
+    """Return the lines that `Watch` writes for the six batches of each run."""
     return [f"{name} {batch}" for name in names for batch in range(6)]
 
 
 def statuses(sweep: Path) -> dict[str, str]:
+    """Return the status of each finished job of a sweep, by the name of its folder."""
     return {path.parent.name: json.loads(path.read_text())["status"] for path in sweep.glob("*/result.json")}

@@ -1,4 +1,4 @@
-"""A test that hangs is named, and the tests after it still run."""
+"""If a test hangs, the report names it, and the tests after it still run."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_one_that_comes_after_them():
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "test",
     [
         pytest.param("fixture_hangs", marks=pytest.mark.slow),
         pytest.param("no_signal_interrupts", marks=pytest.mark.slow),
     ],
 )
-def test_what_hangs_is_named_and_the_others_run(tmp_path: Path, broken: str):
+def test_a_hanging_test_is_named_and_later_tests_run(tmp_path: Path, test: str):
     (tmp_path / "test_stuck.py").write_text(TESTS)
-    options = ["-p", "conftest", "-o", "hang_timeout=3", "-o", "timeout=1", "-n", "1", "-k", f"{broken} or after"]
-    done = subprocess.run(
+    options = ["-p", "conftest", "-o", "hang_timeout=3", "-o", "timeout=1", "-n", "1", "-k", f"{test} or after"]
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
@@ -48,7 +48,7 @@ def test_what_hangs_is_named_and_the_others_run(tmp_path: Path, broken: str):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "crashed while running 'test_stuck.py::test_one_" in done.stdout and broken in done.stdout
-    assert "1 passed" in done.stdout
-    assert "test_stuck.py" in done.stderr and "most recent call first" in done.stderr  # where it stood
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "crashed while running 'test_stuck.py::test_one_" in process.stdout and test in process.stdout
+    assert "1 passed" in process.stdout
+    assert "test_stuck.py" in process.stderr and "most recent call first" in process.stderr  # the stack of the hang

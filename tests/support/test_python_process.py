@@ -22,11 +22,11 @@ print(json.dumps({
     "argv": sys.argv,
     "cwd": os.getcwd(),
     "path": sys.path,
-    "environment": {key: one for key, one in os.environ.items() if key not in ("LC_CTYPE", "_")},
+    "environment": {key: value for key, value in os.environ.items() if key not in ("LC_CTYPE", "_")},
     "stdin": sys.stdin.read(),
-    "terminals": [one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)],
+    "terminals": [stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)],
     "leads": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
-    "handlers": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+    "handlers": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
     "descriptors": sorted(os.listdir("/proc/self/fd"))[:3],
 }))
 print("said", file=sys.stderr)
@@ -34,7 +34,7 @@ print("said", file=sys.stderr)
 
 
 @pytest.mark.parametrize("kind", ["program", "safe program", "module", "script"])
-def test_it_finds_what_an_interpreter_finds(tmp_path: Path, kind: str):
+def test_a_forked_process_starts_in_the_same_state_as_an_interpreter(tmp_path: Path, kind: str):
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "more").mkdir()
     arguments = {
@@ -65,14 +65,14 @@ def test_it_finds_what_an_interpreter_finds(tmp_path: Path, kind: str):
         "import warnings; warnings.warn('odd')",
     ],
 )
-def test_it_ends_as_an_interpreter_ends(tmp_path: Path, program: str):
+def test_a_forked_process_ends_like_an_interpreter(tmp_path: Path, program: str):
     env = {**os.environ, "PYTHONWARNINGS": "error"}
     forked, real = (run_python(["-c", program], cwd=tmp_path, env=env, real=real) for real in (False, True))
     assert (forked.returncode, forked.stdout) == (real.returncode, real.stdout)
     assert [*forked.stderr.splitlines()[-1:]] == [*real.stderr.splitlines()[-1:]]
 
 
-def test_its_streams_may_be_pipes_and_it_is_killed(tmp_path: Path):
+def test_a_forked_process_reads_and_writes_pipes_and_can_be_killed(tmp_path: Path):
     program = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
     with start_python(["-c", program], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         streams: Any = process
@@ -81,12 +81,12 @@ def test_its_streams_may_be_pipes_and_it_is_killed(tmp_path: Path):
         assert streams.stdout.readline() == b"ONE\n" and process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
-        assert [one.pid for one in processes_in(tmp_path)] == [process.pid]
+        assert [running.pid for running in processes_in(tmp_path)] == [process.pid]
         process.kill()
     assert process.returncode == -signal.SIGKILL and processes_in(tmp_path) == []
 
 
-def test_what_it_starts_is_forked_for_it_and_is_its_child(tmp_path: Path):
+def test_python_processes_that_a_forked_process_starts_are_forked_and_are_its_children(tmp_path: Path):
     program = f"""
 import os, subprocess, sys, time
 def start(*arguments, **options):
@@ -113,6 +113,6 @@ time.sleep(100)
         wait_until(lambda: len(processes_in(tmp_path)) == 2)
         process.kill()
         process.wait(PATIENCE)
-    (orphan,) = processes_in(tmp_path)  # as with a real one
+    (orphan,) = processes_in(tmp_path)  # the child survives its parent, as with a new interpreter
     orphan.kill()
     psutil.wait_procs([orphan], 30)

@@ -1,4 +1,4 @@
-"""A BERT of random weights whose tokenizer has a few words: nothing is downloaded."""
+"""A small BERT with random weights and a vocabulary of a few words, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BERT = {
 
 
 def make_bert(folder: Path) -> Path:
-    """The folder with the model and its tokenizer."""
+    """Save the model and its tokenizer in a folder, and return the folder."""
     transformers: Any = pytest.importorskip("transformers")
     prepare_import("transformers")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))

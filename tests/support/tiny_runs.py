@@ -17,7 +17,7 @@ def make_data(samples: int) -> TensorLoader:
 
 
 def tiny_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
-    """A Trainer with four batches of two samples, unless the arguments say otherwise."""
+    """Return a Trainer for epochs of four batches with two samples each; arguments replace the defaults."""
     if "model" not in arguments:
         arguments["model"] = ClassificationModel(nn.Linear(3, 2), 2)
     defaults: dict[str, Any] = {
@@ -30,6 +30,6 @@ def tiny_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
 
 
 def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    """A Trainer of an epoch of ten batches, with a folder."""
+    """Return a Trainer for one epoch of ten batches, with a run folder."""
     defaults: dict[str, Any] = {"train_dataloader": make_data(20), "max_duration": "1ep", "run_dir": run_dir}
     return tiny_trainer(*callbacks, **(defaults | arguments))

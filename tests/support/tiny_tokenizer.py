@@ -13,13 +13,13 @@ CHATML = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
-"""A chat template that does not mark answers."""
+"""A chat template that does not mark the assistant's answers."""
 MARKING = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
     "{% generation %}{{ message.content }}<|end|>{% endgeneration %}{% else %}{{ message.content }}<|end|>{% endif %}\n"
     "{% endfor %}"
 )
-"""A chat template that renders the same text, and marks answers."""
+"""A chat template that renders the same text, and marks the assistant's answers."""
 
 
 def make_tokenizer(folder: Path, vocab_size: int = 300, end: str | None = END, template: str | None = None) -> str:

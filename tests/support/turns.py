@@ -1,4 +1,4 @@
-"""Lets the ranks of a test wait for each other through files; `run_ranks` copies it beside their program."""
+"""Lets the ranks of a test wait for each other through files; `run_ranks` copies this file next to their program."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 
-def say(what: str) -> None:
-    """Tell all ranks, through a file in the working directory that they share."""
-    Path(what).touch()
+def say(message: str) -> None:
+    """Send a message to all ranks by creating a file of this name in their common working directory."""
+    Path(message).touch()
 
 
-def wait_for(*what: str) -> None:
-    """Wait until all of these were said."""
+def wait_for(*messages: str) -> None:
+    """Wait until all these messages have been sent."""
     deadline = time.monotonic() + 120
-    while not all(Path(one).exists() for one in what):
-        assert time.monotonic() < deadline, what
+    while not all(Path(message).exists() for message in messages):
+        assert time.monotonic() < deadline, messages
         time.sleep(0.01)

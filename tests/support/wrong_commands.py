@@ -1,4 +1,4 @@
-"""Wrong commands, each with parts of the message that answers it: the fault as typed, and what to write instead."""
+"""Wrong commands, each with parts of its error message: the mistake as typed, and what to write instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 WRONG: dict[str, tuple[str, ...]] = {
-    # words that belong in another place
+    # names that were typed without their group or section, or in the wrong group
     "speed_monitor": ("speed_monitor", "+callbacks=speed_monitor"),
     "+algorithms=speed_monitor": ("algorithms=speed_monitor", "+callbacks=speed_monitor"),
     "batch_size=4": ("batch_size", "data.batch_size"),
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "trainer.max_duration=null": ("trainer.max_duration=None", "'10ep'"),
     "trainer.eval_interval=weekly": ("trainer.eval_interval='weekly'", "'10ep'"),
     "trainer.max_duration=${oops}": ("trainer.max_duration", "oops"),
-    # what does not go together
+    # values that cannot be combined
     "trainer.grad_accum=2 trainer.microbatch_size=4": ("grad_accum=2", "microbatch_size=4", "cannot be combined"),
     "optimizer.momentum=0": ("optimizer", "Nesterov", "momentum"),
     "trainer.max_duration=1ep scheduler.t_warmup=2ep": ("scheduler.t_warmup='2ep'", "t_max='1dur'"),
@@ -156,11 +156,11 @@ ONE_OF_EACH_KIND = (
     *("optimizer.momentum=0", "resume outputs", "--config-dir=missing", "eval", "predict --formt pt"),
     *("launch.nproc=2", "-m optimizer.momentum=0.9,0 seed=0,1", "--seed=1"),
 )
-"""Those that are typed without --json, too."""
+"""Commands that are also tested without --json."""
 
 
 def assert_one_message(command: str, err: str) -> None:
-    """Assert that what one of the commands wrote to stderr is its message."""
+    """Assert that stderr holds a single short message with the parts that `WRONG` lists for the command."""
     lines = err.splitlines()
     assert len([line for line in lines if line.startswith("error: ")]) == 1
     assert len(lines) <= 6 and "Traceback" not in err, err
@@ -169,15 +169,15 @@ def assert_one_message(command: str, err: str) -> None:
 
 
 def assert_nothing_left(folder: Path, before: Iterable[Path]) -> None:
-    """Assert that a folder holds what it did before."""
-    # The lock beside a store stays, when the writer that was started early has already opened it.
-    passing = ("__pycache__", "mlflow.db.lock")
-    left = {path for path in folder.rglob("*") if not {*passing} & {*path.parts}} - {*before}
-    assert left == set()
+    """Assert that a folder has no files that did not exist before."""
+    # The lock of a store stays if the MLflow writer, which is started early, has already opened it.
+    ignored = ("__pycache__", "mlflow.db.lock")
+    new = {path for path in folder.rglob("*") if not {*ignored} & {*path.parts}} - {*before}
+    assert new == set()
 
 
 def plant_modules(folder: Path) -> None:
-    """Write the modules that some of the commands name, none of which can be imported."""
+    """Write the modules that some of the commands refer to, none of which can be imported."""
     (folder / "needy.py").write_text("import not_installed_at_all\n")
     (folder / "torn.py").write_text("class Mine(:\n")
     (folder / "failing.py").write_text("{}['key']\n")

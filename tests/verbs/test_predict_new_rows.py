@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 import torch
-from python_process import run_commands
+from python_process import run_python
 from tiers import fast
 from tiny_bert import WORDS, make_bert
 
@@ -58,6 +59,23 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     run_commands([[*arguments, f"hydra.run.dir={name}"] for name, arguments in runs.items()], folder)
     return folder
+
+
+def run_commands(commands: Iterable[Sequence[str]], folder: Path) -> None:
+    """Run `python -m runner ARGUMENTS` for each list of arguments, in one process, so that imports happen once.
+
+    The test fails unless all of them end with 0.
+    """
+    program = f"""
+import sys
+from runner.__main__ import main
+
+for arguments in {[[*map(str, command)] for command in commands]!r}:
+    sys.argv = ["runner", *arguments]
+    if code := main():
+        sys.exit(code)
+"""
+    run_python(["-c", program], cwd=folder, check=True)
 
 
 def write(path: Path, texts: list[str] | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,26 @@ import numpy
 import pytest
 import torch
 from python_process import wait_until
-from shard_files import SIZES, write_arrow, write_parquet, write_tar, write_tars, write_tokens
+from shard_files import SIZES, write_parquet, write_tar, write_tars, write_tokens
 
 from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.data.shards.tar_shards import load_tar_shards
 from runner.data.shards.token_shards import load_token_shards
 from runner.files.lock import exclusive_lock, size_of
+
+
+def write_arrow(folder: Path, sizes: Sequence[int] = SIZES, stream: bool = False, compression: str | None = None):
+    """Write the samples of `write_parquet` as arrow files or streams."""
+    pyarrow = __import__("pyarrow.parquet")
+    ipc = __import__("pyarrow.ipc").ipc
+    options = ipc.IpcWriteOptions(compression=compression)
+    for path in write_parquet(folder, sizes):
+        table = pyarrow.parquet.read_table(path)
+        path.unlink()
+        make = ipc.new_stream if stream else ipc.new_file
+        with make(str(path.with_suffix(".arrow")), table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=3)
+
 
 KINDS: dict[str, tuple[Any, Callable[[Path], Any], dict[str, Any]]] = {
     "parquet": (load_parquet_shards, write_parquet, {}),

@@ -34,7 +34,7 @@ SUPPORT = HERE / "support"
 # For imports of helpers, and of `mutations`; last, because folders of tests/ are named like packages.
 sys.path += [str(folder) for folder in (SUPPORT, HERE, HERE / "project") if str(folder) not in sys.path]
 
-os.environ["COLUMNS"] = "120"  # what is printed is as wide wherever the tests run
+os.environ["COLUMNS"] = "120"  # the same width of printed text everywhere
 
 pytest_plugins = ["summary"]
 
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def watch_for_a_hang(config: pytest.Config) -> None:
-    """Print where all threads are and end the process after `hang_timeout`, unless canceled before."""
+    """Print the stacks of all threads and end the process after `hang_timeout` seconds, unless canceled before."""
     if not config.getoption("usepdb"):
         seconds = float(config.getini("hang_timeout"))
         faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[TERMINAL])
@@ -124,14 +124,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Keeps watching after a failure, when pytest cancels the watch for the sake of debuggers."""
+    """Starts watching again after a failure, because pytest stops then so that a debugger can be used."""
     if isinstance(node, pytest.Item):
         watch_for_a_hang(node.config)
 
 
-@pytest.hookimpl(trylast=True)  # of what `-m` and `-k` leave
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k` have selected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` without a GPU; the reason is in the summary. Under xdist, deals out the others."""
+    """Skips tests marked `gpu` if there is no GPU, and orders the tests for the workers of xdist."""
     items[:] = deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
@@ -144,27 +144,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class VirtualClock:
-    """A clock that advances by what is slept, and by a tick with each reading, however busy the machine is."""
+    """A clock that only advances when something sleeps, and by a tick with each reading."""
 
     def __init__(self) -> None:
         self.now = 0
         """Nanoseconds."""
         self.tick = 0
-        """Nanoseconds; above 0 where what is measured one after another must not begin at the same time."""
+        """Nanoseconds. Tests set it above 0 if successive measurements must begin at different times."""
 
     def read(self) -> int:
-        """What `time.perf_counter_ns` gives."""
+        """Replace `time.perf_counter_ns`."""
         self.now += self.tick
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """What `time.sleep` does, at once."""
+        """Replace `time.sleep`: advance the clock without waiting."""
         self.now += round(seconds * 1e9)
 
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Makes time pass only in `time.sleep`, for readers of `time.perf_counter` and `time.perf_counter_ns`."""
+    """A virtual clock in place of `time.perf_counter`, `time.perf_counter_ns` and `time.sleep`."""
     clock = VirtualClock()
     monkeypatch.setattr(time, "perf_counter_ns", clock.read)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.read() / 1e9)
@@ -179,7 +179,7 @@ def free_port() -> int:
 
 
 class RunApp(Protocol):
-    """Runs `python -m runner ARGUMENTS` to its end, forked; with `real`, in an interpreter of its own."""
+    """Runs `python -m runner ARGUMENTS` in a forked process; with `real`, in a new interpreter."""
 
     def __call__(
         self,
@@ -232,7 +232,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """Puts the root logger back: Hydra sets it up for the process that it takes for its own."""
+    """Restores the root logger after the test, because Hydra configures it for the whole process."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
@@ -243,7 +243,7 @@ def own_logging() -> Iterator[None]:
 def run_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, own_logging: None
 ) -> Iterator[Callable[..., Ended]]:
-    """Runs `python -m runner ARGUMENTS` in this very process, in `tmp_path`; `code` is the exit code it must have."""
+    """Runs `python -m runner ARGUMENTS` in this process, in `tmp_path`; `code` is the expected exit code."""
     from runner.__main__ import main  # here, so that collecting other tests does not wait for it
 
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -251,20 +251,20 @@ def run_here(
 
     def run(*arguments: str, code: int | None = None) -> Ended:
         monkeypatch.setattr(sys, "argv", ["runner", *arguments])
-        ended = Ended(main(), *capfd.readouterr())
-        assert code in (None, ended.code), ended.err
-        return ended
+        finished = Ended(main(), *capfd.readouterr())
+        assert code in (None, finished.code), finished.err
+        return finished
 
     yield run
-    if "joblib" in sys.modules:  # whose processes wait for the next sweep
+    if "joblib" in sys.modules:  # its processes would wait for another sweep
         from joblib.externals.loky import get_reusable_executor
 
         get_reusable_executor().shutdown(wait=True)
     sys.modules.pop("own", None)
 
 
-# Appended to the programs of ranks. It exits as the command line does, because torch's own teardown now and then aborts
-# a rank ("terminate called without an active exception"). An error in the program ends it before.
+# Appended to the programs of ranks. It exits as the command line does, because torch sometimes aborts a rank when the
+# interpreter exits ("terminate called without an active exception"). It is not reached if the program fails.
 LEAVE = """
 import atexit, os, sys, threading
 threading._shutdown()
@@ -276,7 +276,7 @@ os._exit(0)
 
 
 class RunRanks(Protocol):
-    """Runs one program as several ranks to their end."""
+    """Runs a program on several ranks until all have ended."""
 
     def __call__(
         self,
@@ -293,9 +293,10 @@ class RunRanks(Protocol):
 
 @pytest.fixture
 def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
-    """Runs a program as `world_size` processes in the test's `tmp_path`, with the environment that torchrun gives.
+    """Runs a program as `world_size` processes in the test's `tmp_path`, with the environment variables of torchrun.
 
-    The program is source text, or a function without arguments that imports what it uses: only its source is taken.
+    The program is source text, or a function without arguments that imports everything it uses, because only its source
+    is passed on.
     """
 
     def run(
@@ -325,7 +326,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         environments = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r), **env} for r in range(world_size)]
         command = [str(script), *arguments]
         finished = run_processes(command, environments, folder=tmp_path, logs=logs, timeout=timeout, forks=False)
-        if check and any(one.returncode for one in finished):
+        if check and any(process.returncode for process in finished):
             pytest.fail(describe(finished))
         return finished
 
@@ -334,13 +335,13 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
 
 @pytest.fixture
 def strict() -> dict[str, str]:
-    """In child processes, warnings are errors as they are here."""
+    """An environment in which warnings are errors in child processes too."""
     return {"PYTHONWARNINGS": "error"}
 
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store; making one takes seconds, so tests copy it."""
+    """An empty MLflow store, which tests copy because creating one takes seconds."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # xdist's workers share it
     path = folder / "empty_store.db"
@@ -372,23 +373,23 @@ class MLflowServer:
 
     @property
     def uri(self) -> str:
-        """Its address."""
+        """The address of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Rows of its store."""
+        """Return rows of the server's store."""
         return query(self.folder / "mlflow.db", sql, *values)
 
 
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[MLflowServer]:
-    """A real MLflow server, which takes seconds to start and lives as long as the tests do."""
+    """A real MLflow server, which all tests share because it takes seconds to start."""
     folder = tmp_path_factory.mktemp("server")
     server = MLflowServer(find_free_port(), folder)
     command = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # its queues are ten processes that poll
+    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # otherwise ten processes poll for jobs
     shutil.copy(empty_store, folder / "mlflow.db")
     with (folder / "log").open("wb") as log:
         process = start_python(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)

@@ -1,6 +1,6 @@
 """A wrong command prints one message that says what to write instead, and exits with code 2 before anything is trained.
 
-It leaves nothing. Mistakes of people who come from other libraries are answered with the words of this one.
+It leaves no files. People who type the options of other libraries are told the option of this one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
 
 
 @pytest.mark.parametrize("command", ONE_OF_EACH_KIND)
-def test_a_wrong_command_is_one_message_and_leaves_nothing(command: str, run_here: Any, folder: Path):
+def test_a_wrong_command_prints_one_message_and_leaves_no_files(command: str, run_here: Any, folder: Path):
     """The other wrong commands are tested with --json, in test_programs.py."""
     plant_modules(folder)
     before = sorted(folder.rglob("*"))
     code, out, err = run_here(*command.split())
     assert code == 2, err
-    assert not out or (out.startswith("sweep-") and len(out.splitlines()) == 1)  # a sweep says what it begins
+    assert not out or (out.startswith("sweep-") and len(out.splitlines()) == 1)  # a sweep prints its name first
     assert_one_message(command, err)
     assert_nothing_left(folder, before)
     assert query(folder, "select count(*) from runs") == [(0,)]
@@ -58,15 +58,15 @@ def test_a_wrong_command_is_one_message_and_leaves_nothing(command: str, run_her
     ],
     ids=" ".join,
 )
-def test_a_wrong_command_ends_a_process_with_2(run_app: Any, tmp_path: Path, arguments: tuple[str, ...]):
-    done = run_app(*arguments, exit_code=2)
-    assert done.stdout.count("\n") <= 1  # the title of what would have run
-    assert done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 2, done.stderr
+def test_a_process_with_a_wrong_command_exits_with_2(run_app: Any, tmp_path: Path, arguments: tuple[str, ...]):
+    finished = run_app(*arguments, exit_code=2)
+    assert finished.stdout.count("\n") <= 1  # the name of the run
+    assert finished.stderr.count("error: ") == 1 and len(finished.stderr.splitlines()) <= 2, finished.stderr
     assert run_folders(tmp_path) == run_folders(tmp_path, "outputs/**/[0-9]*") == []
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
 
-def test_the_trace_of_a_wrong_configuration_is_there_for_the_asking(folder: Path, run_here: Any, monkeypatch: Any):
+def test_hydra_full_error_prints_the_trace_of_a_wrong_config(folder: Path, run_here: Any, monkeypatch: Any):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     code, _, err = run_here("+callbacks.mine._target_=own.Broken")
     assert code == 2
@@ -75,40 +75,42 @@ def test_the_trace_of_a_wrong_configuration_is_there_for_the_asking(folder: Path
 
 
 @pytest.mark.parametrize("argument", ["optimizer.lrr=1", "data.batch_size=0"])
-def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argument: str):
-    """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
+def test_a_wrong_command_on_ranks_ends_all_of_them_with_one_message(tmp_path: Path, argument: str):
+    """The first mistake is detected by rank 0 when it composes the config, the second by all ranks when they build."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
-    done = run_python([*launch, argument, "~callbacks.mlflow_logger"], cwd=tmp_path, timeout=120.0)
-    assert done.returncode != 0
-    messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
-    assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), done.stderr
+    finished = run_python([*launch, argument, "~callbacks.mlflow_logger"], cwd=tmp_path, timeout=120.0)
+    assert finished.returncode != 0
+    messages = [line for line in finished.stderr.splitlines() if line.startswith("error")]
+    assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), finished.stderr
     # torchrun adds its own report, which ends with the exit code of each rank.
-    assert "exitcode  : 2" in done.stderr
-    assert "WrongConfig" not in done.stderr
+    assert "exitcode  : 2" in finished.stderr
+    assert "WrongConfig" not in finished.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("command", fast(MISTAKES, *ONE_OF_EACH_SECTION))
-def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pytest.MonkeyPatch):
-    typed = shlex.split(command)
-    monkeypatch.setattr(sys, "argv", ["runner", *typed, f"--config-dir={project / 'conf'}"])
+def test_a_mistake_raises_one_message_that_says_what_to_write(
+    command: str, project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    arguments = shlex.split(command)
+    monkeypatch.setattr(sys, "argv", ["runner", *arguments, f"--config-dir={project / 'conf'}"])
     monkeypatch.delitem(sys.modules, "newcomer", raising=False)
     before = files(project)
-    with pytest.raises(WrongConfig) as refused:
-        check(typed, project)
-    said = str(refused.value)
-    assert "\n" not in said
+    with pytest.raises(WrongConfig) as raised:
+        check(arguments, project)
+    message = str(raised.value)
+    assert "\n" not in message
     for part in MISTAKES[command]:
-        assert part in said, said
+        assert part in message, message
     assert files(project) == before
 
 
 @pytest.mark.parametrize("command", AS_PROCESSES)
-def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_app: Any):
+def test_a_process_with_a_mistake_exits_with_2(command: str, project: Path, run_app: Any):
     before = files(project)
-    ended = run_app(*shlex.split(command), exit_code=2)
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and ended.stdout.count("\n") <= 1 and "Traceback" not in ended.stderr, ended.stderr
+    finished = run_app(*shlex.split(command), exit_code=2)
+    errors = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and finished.stdout.count("\n") <= 1 and "Traceback" not in finished.stderr, finished.stderr
     for part in MISTAKES[command]:
         assert part in errors[0]
     assert files(project) == before
@@ -116,7 +118,7 @@ def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_a
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files of a newcomer."""
+    """A working directory with the files that some of the mistakes refer to."""
     register_resolver()
     register_resolver_of_sweeps()
     for path, text in FILES.items():
@@ -131,16 +133,16 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
-def check(typed: list[str], folder: Path) -> None:
-    """Check a command as if it were to train, in this process and without data."""
+def check(arguments: list[str], folder: Path) -> None:
+    """Check a command in this process as before training, but without reading data."""
     try:
-        command = parse(typed)
+        command = parse(arguments)
     except ValueError as error:
         raise WrongConfig(str(error)) from error
     with config_errors(), initialized(CONF):
         check_options(command.overrides)
-        keys = [one for one in merge_repeated(command.overrides) if not one.startswith("-")]
-        config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
+        overrides = [override for override in merge_repeated(command.overrides) if not override.startswith("-")]
+        config = to_plain(compose("config", [*overrides, *search_path([f"--config-dir={folder / 'conf'}"])]))
         build.check(Experiment(config))
         if config["model"]["_target_"].startswith("newcomer"):
             build.make_model(Experiment(config))

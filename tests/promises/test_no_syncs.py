@@ -1,9 +1,9 @@
 """Nothing on the per-batch path waits for the device or for MLflow.
 
-Values read back from tensors on the training thread are compared with the same training written by hand.
-Two of torch's modes, those of `benchmarks/operations.py`, see every operation and every method called in this thread:
-reading a value, copying from a device, and whatever has a result of a size that depends on values. The logger's thread
-may read back, and does.
+The number of values that the training thread reads back from tensors is compared with that of a hand-written loop. Two
+dispatch modes of `benchmarks/operations.py` count every operation and method of this thread that makes the host wait:
+reading a value, copying from a device, and operations whose result has a data-dependent size. The logger's thread is
+allowed to read values back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from runner.callbacks import (
 from runner.data import TensorLoader
 from runner.optim.schedulers import cosine_annealing
 
-FIRST, LAST = 10, 40  # batches watched, of one epoch of 48
+FIRST, LAST = 10, 40  # batches whose operations are counted, of one epoch of 48
 counting = load("benchmark_of_operations", "operations.py")
 
 
@@ -75,7 +75,7 @@ def make_data() -> tuple[Tensor, Tensor]:
 
 
 def batches() -> Any:
-    """Batches of eight, picked as one would by hand."""
+    """Yield shuffled batches of eight samples, selected as in a hand-written loop."""
     images, targets = make_data()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     for start in range(0, len(images), 8):
@@ -83,7 +83,7 @@ def batches() -> Any:
 
 
 def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Counter[str]:
-    """The values that a plain loop reads: forward, loss, backward, step, an accuracy."""
+    """Return the reads of a hand-written loop with forward and backward passes, optimizer steps and an accuracy."""
     module = make_module()
     optimizer = make_optimizer(module.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 48)
@@ -107,7 +107,7 @@ def by_hand(make_optimizer: Any, precision: str = "fp32", parts: int = 1) -> Cou
 
 
 def with_trainer(make_optimizer: Any, run_dir: Path, **arguments: Any) -> Counter[str]:
-    """The values that the Trainer reads."""
+    """Return the reads of the Trainer."""
     watch = make_watch()
     with Trainer(
         **{
@@ -135,7 +135,7 @@ def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01)
 
 
-def test_reads_are_seen():
+def test_reads_are_counted():
     counts = counting.Counts()
     x = torch.tensor([0.0, 1.0])
     with counting.Operations(counts), counting.Methods(counts):
@@ -144,35 +144,35 @@ def test_reads_are_seen():
         x.nonzero()
         x.tolist()
         x.to("meta")
-    found = counts.reads
-    assert found["aten._local_scalar_dense"] == 2 and found["aten.nonzero"] == 1
-    assert found["tolist"] == 1 and counts.copies == {"pageable": 1}
+    reads = counts.reads
+    assert reads["aten._local_scalar_dense"] == 2 and reads["aten.nonzero"] == 1
+    assert reads["tolist"] == 1 and counts.copies == {"pageable": 1}
 
 
-def test_a_loop_by_hand_reads_nothing_with_sgd():
+def test_a_hand_written_loop_reads_nothing_with_sgd():
     assert not by_hand(sgd)
-    assert by_hand(sgd, "amp_fp16")["item"] == LAST - FIRST  # the scaler's flag
+    assert by_hand(sgd, "amp_fp16")["item"] == LAST - FIRST  # the scaler reads whether a gradient is infinite
 
 
 @pytest.mark.parametrize(
     ("make_optimizer", "precision", "parts"),
     [(sgd, "fp32", 1), (sgd, "fp32", 4), (adamw, "fp32", 1), (sgd, "amp_fp16", 1), (adamw, "amp_fp16", 2)],
 )
-def test_the_trainer_reads_no_more_than_a_loop_by_hand(make_optimizer, precision: str, parts: int, tmp_path: Path):
-    found = with_trainer(make_optimizer, tmp_path, precision=precision, grad_accum=parts)
-    assert found <= by_hand(make_optimizer, precision, parts)
+def test_the_trainer_reads_no_more_than_a_hand_written_loop(make_optimizer, precision: str, parts: int, tmp_path: Path):
+    reads = with_trainer(make_optimizer, tmp_path, precision=precision, grad_accum=parts)
+    assert reads <= by_hand(make_optimizer, precision, parts)
 
 
 def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    logged = InMemoryLogger()
-    built_in = [CheckpointSaver(), LearningCurves(), ProgressBar(), ConsoleSummary(), MLflowLogger()]
-    more = [SpeedMonitor(), LRMonitor(), JSONLinesLogger(), logged]
-    more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
-    more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
-    more += [EarlyStopper("loss"), EventTrace(), ImageVisualizer(), ReplicaMonitor(), SystemMetricsMonitor()]
-    more += [SampleLedger(), TorchProfiler()]
-    more += [
+    memory = InMemoryLogger()
+    callbacks = [CheckpointSaver(), LearningCurves(), ProgressBar(), ConsoleSummary(), MLflowLogger()]
+    callbacks += [SpeedMonitor(), LRMonitor(), JSONLinesLogger(), memory]
+    callbacks += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
+    callbacks += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
+    callbacks += [EarlyStopper("loss"), EventTrace(), ImageVisualizer(), ReplicaMonitor(), SystemMetricsMonitor()]
+    callbacks += [SampleLedger(), TorchProfiler()]
+    callbacks += [
         make()
         for package, make in (
             ("mlperf_logging", lambda: MLPerfCallback("mlperf", 0)),
@@ -181,10 +181,9 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
         )
         if importlib.util.find_spec(package) is not None
     ]
-    found = with_trainer(sgd, tmp_path / "run", callbacks=[*built_in, *more])
-    assert found <= by_hand(sgd)
-    assert len(logged.data["loss/train/total"]) == 48  # all was read back, elsewhere
-    assert {"lr-SGD/group0", "throughput/samples_per_sec", "metrics/eval/MulticlassAccuracy"} <= logged.data.keys()
+    assert with_trainer(sgd, tmp_path / "run", callbacks=callbacks) <= by_hand(sgd)
+    assert len(memory.data["loss/train/total"]) == 48  # the logger's thread has read all values back
+    assert {"lr-SGD/group0", "throughput/samples_per_sec", "metrics/eval/MulticlassAccuracy"} <= memory.data.keys()
 
 
 @pytest.mark.parametrize(
@@ -195,23 +194,22 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
         [GradientClipping("adaptive", 0.1)],
         [GradientClipping("value", 0.1)],
     ],
-    ids=lambda algorithms: "-".join(type(one).__name__ for one in algorithms),
+    ids=lambda algorithms: "-".join(type(algorithm).__name__ for algorithm in algorithms),
 )
 def test_algorithms_read_nothing(algorithms, tmp_path: Path):
-    found = with_trainer(sgd, tmp_path, algorithms=algorithms, grad_accum=2)
-    assert found <= by_hand(sgd)
+    assert with_trainer(sgd, tmp_path, algorithms=algorithms, grad_accum=2) <= by_hand(sgd)
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
-def test_the_guard_reads_one_answer_a_batch(policy: str, tmp_path: Path):
-    found = with_trainer(sgd, tmp_path, algorithms=[NaNGuard(policy, "10ba")])
-    assert found - by_hand(sgd) == {"tolist": LAST - FIRST}
+def test_nan_guard_reads_once_per_batch(policy: str, tmp_path: Path):
+    reads = with_trainer(sgd, tmp_path, algorithms=[NaNGuard(policy, "10ba")])
+    assert reads - by_hand(sgd) == {"tolist": LAST - FIRST}
 
 
 def test_a_language_model_reads_nothing(tmp_path: Path):
     tokens = torch.randint(16, (384, 9), generator=torch.Generator().manual_seed(0))
     targets = tokens[:, 1:].masked_fill(tokens[:, 1:] < 3, -100)
-    found = with_trainer(
+    reads = with_trainer(
         sgd,
         tmp_path,
         model=LanguageModel(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))),
@@ -220,10 +218,10 @@ def test_a_language_model_reads_nothing(tmp_path: Path):
         grad_accum=4,
         loggers=[InMemoryLogger()],
     )
-    assert not found
+    assert not reads
 
 
-def test_tensor_rates_are_set_without_reading(tmp_path: Path):
+def test_learning_rates_that_are_tensors_are_set_without_a_read(tmp_path: Path):
     def capturable(params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=torch.tensor(0.1))
 
@@ -234,7 +232,7 @@ def test_tensor_rates_are_set_without_reading(tmp_path: Path):
 def test_values_are_read_on_the_loggers_thread(tmp_path: Path):
     threads = set()
 
-    class Where(LoggerDestination):
+    class ThreadRecorder(LoggerDestination):
         def log_metrics(self, metrics, step):
             threads.add(threading.current_thread().name)
             assert all(isinstance(value, float) for value in metrics.values())
@@ -242,10 +240,10 @@ def test_values_are_read_on_the_loggers_thread(tmp_path: Path):
     class Wait(Callback):
         def batch_end(self, state, logger):
             if state.timestamp.batch == 20:
-                give_up = threading.Event()
+                never_set = threading.Event()
                 for _ in range(200):
-                    if threads or give_up.wait(0.05):
+                    if threads or never_set.wait(0.05):
                         break
 
-    with_trainer(sgd, tmp_path, loggers=[Where()], callbacks=[Wait()])
+    with_trainer(sgd, tmp_path, loggers=[ThreadRecorder()], callbacks=[Wait()])
     assert "logger" in threads

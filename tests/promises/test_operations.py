@@ -1,7 +1,8 @@
 """Nothing on the per-batch path waits for the device or for MLflow.
 
-Nor is much added to what it does: operations, copies, reads and memory of a step are counted as by hand, on the CPU, by
-`benchmarks/operations.py`. What watches or averages many parameters needs as many operations as with few.
+The Trainer also adds little work: operations, copies, reads and memory of a step are counted by
+`benchmarks/operations.py` on the CPU, and compared with those of a hand-written loop. Callbacks and algorithms that
+watch or average parameters need the same number of operations for many parameters as for few.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from runner.trials.live_bytes import LiveBytes
 operations = load("benchmark_of_operations", "operations.py")
 
 MORE = 2
-"""Operations of a step beside those by hand, with loss and metrics logged; picking the batches takes two fewer."""
+"""Operations that the Trainer adds to a step, with loss and metrics logged. It saves two when it selects a batch."""
 
 
 @pytest.mark.parametrize("title", ["mlp", pytest.param("resnet18", marks=pytest.mark.slow), "gpt"])
 def test_the_trainer_adds_few_operations(title: str, tmp_path: Path):
     task = operations.TASKS[title]
     hand, ours = operations.by_hand(task), operations.with_trainer(task, tmp_path)
-    assert hand.operations.total() > 10 * len(operations.WATCHED)  # those of the backward pass are seen too
-    more = [one - other for one, other in zip(ours.row(), hand.row(), strict=True)]
+    assert hand.operations.total() > 10 * len(operations.WATCHED)  # so operations of the backward pass are counted too
+    more = difference(ours, hand.row())
     assert more[0] <= MORE and more[1:4] == [0, 0, 0]
     assert more[4] <= 30  # calls of Python functions
 
 
-def test_microbatches_whose_size_is_found_add_three_operations(tmp_path: Path):
+def test_automatic_microbatches_add_three_operations(tmp_path: Path):
     counts = operations.with_trainer(TASKS["resnet8"], tmp_path, microbatch_size="auto")
-    more = [one - other for one, other in zip(counts.row(), without("resnet8"), strict=True)]
+    more = difference(counts, plain_row("resnet8"))
     assert more[0] <= 3 and more[1:4] == [0, 0, 0] and more[4] <= 36
 
 
-def test_operations_are_told_apart():
+def test_views_allocations_copies_and_reads_are_counted_separately():
     counts = operations.Counts()
     x = torch.ones(4)
     with operations.Operations(counts), operations.Methods(counts):
         x.view(2, 2).t()  # a view
-        torch.empty(3)  # memory alone
+        torch.empty(3)  # an allocation
         _ = x + 1
         torch.tensor([1.0, 2.0])
         x[0].item()
@@ -61,30 +62,30 @@ def test_operations_are_told_apart():
 
 
 class Peak(Callback):
-    """The most bytes that live in each batch, and what lives of the last outputs when a forward pass begins."""
+    """Records the peak of live bytes in each batch, and whether a forward pass begins with outputs of the last one."""
 
     def __init__(self, live: LiveBytes):
         self.live = live
         self.peaks: list[int] = []
-        self.seen: list[bool] = []
+        self.holds_outputs: list[bool] = []
 
     def init(self, state, logger):
         state.unwrapped_model.register_forward_pre_hook(
-            lambda *_: self.seen.append(hasattr(state, "outputs") or hasattr(state, "loss"))
+            lambda *_: self.holds_outputs.append(hasattr(state, "outputs") or hasattr(state, "loss"))
         )
 
     def batch_start(self, state, logger):
         self.live.peak = self.live.live
         if state.timestamp.batch:
-            assert state.outputs.requires_grad and total_of(state.loss).requires_grad  # seen by hooks up to here
+            assert state.outputs.requires_grad and total_of(state.loss).requires_grad  # hooks may still read them
 
     def batch_end(self, state, logger):
         self.peaks.append(self.live.peak)
 
 
-def tokens() -> tuple[Tensor, Tensor]:
-    drawn = torch.randint(50_000, (12, 17), generator=torch.Generator().manual_seed(0))
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+def make_tokens() -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(50_000, (12, 17), generator=torch.Generator().manual_seed(0))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def make_gpt() -> GPT:
@@ -96,32 +97,32 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def peak_by_hand(parts: int) -> int:
-    """The most bytes that live in the last of three steps; no step's logits live until the next one has its own."""
+    """Return the peak of live bytes in the last of three hand-written steps, which free logits before the next pass."""
     module = make_gpt()
     optimizer = sgd(module.parameters())
 
-    def part(inputs: Tensor, targets: Tensor) -> None:
+    def train_part(inputs: Tensor, targets: Tensor) -> None:
         logits = module(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / 64
         loss.backward()
 
-    inputs, targets = tokens()
+    inputs, targets = make_tokens()
     with LiveBytes() as live:
         for batch in range(3):
             optimizer.zero_grad()
             live.peak = live.live
-            where = slice(4 * batch, 4 * batch + 4)
-            for one, other in zip(inputs[where].chunk(parts), targets[where].chunk(parts), strict=True):
-                part(one, other)
+            rows = slice(4 * batch, 4 * batch + 4)
+            for microbatch in zip(inputs[rows].chunk(parts), targets[rows].chunk(parts), strict=True):
+                train_part(*microbatch)
             optimizer.step()
     return live.peak
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_no_two_sets_of_logits_stand_at_once(parts: int, tmp_path: Path):
+def test_memory_never_holds_the_logits_of_two_forward_passes(parts: int, tmp_path: Path):
     with LiveBytes() as live:
         peak = Peak(live)
-        loader = TensorLoader(*tokens(), batch_size=4, shuffle=False)
+        loader = TensorLoader(*make_tokens(), batch_size=4, shuffle=False)
         model = LanguageModel(make_gpt())
         with Trainer(
             model=model,
@@ -134,29 +135,29 @@ def test_no_two_sets_of_logits_stand_at_once(parts: int, tmp_path: Path):
             run_dir=tmp_path,
         ) as trainer:
             trainer.fit()
-    assert peak.seen == [False] * len(peak.seen) and len(peak.seen) == 3 * parts + 3
+    assert peak.holds_outputs == [False] * (3 * parts + 3)
     assert 0.95 < peak.peaks[-1] / peak_by_hand(parts) < 1.01
 
 
-def test_memory_is_counted_until_its_last_reference_is_gone():
+def test_live_bytes_counts_memory_until_its_last_reference_is_gone():
     with LiveBytes() as live:
         x = torch.zeros(1000, requires_grad=True)
-        y = x.exp()  # saved for the backward pass, which alone keeps it
+        y = x.exp()  # the backward pass saves it, and keeps it alive after `del y`
         z = y.sum()
         view = x.detach().view(10, 100)
         assert live.live == 8004
         del y
         assert live.live == 8004
         z.backward()
-        assert live.live == 8004  # the gradient for the exponentials
+        assert live.live == 8004  # the gradient of x has replaced the exponentials
         del x, z
         assert live.live == 4000
         del view
     assert live.live == 0 and live.peak == 12008
 
 
-# What an algorithm adds to a step at most: operations, and tensors that cross from the host. Those that are for several
-# networks are tried on the cheapest one.
+# For each algorithm, the cheapest network that it supports, and the most that it may add to a step: operations, and
+# tensors copied from the host.
 LIMITS = {
     "ALiBi": ("gpt", -5, 0),
     "ActivationCheckpointing": ("resnet8", 57, 0),
@@ -199,10 +200,11 @@ LIMITS = {
     "ValueEmbedding": ("gpt", 18, 0),
     "WeightStandardization": ("resnet8", 18, 0),
 }
-# Values read in a step, and calls of Python functions in it, where more are needed than of others.
-READS = {"InfoBatch": 3, "NaNGuard": 1, "StochasticDepth": 1}  # only the guard's is on the device
+READS = {"InfoBatch": 3, "NaNGuard": 1, "StochasticDepth": 1}
+"""Values that an algorithm reads in a step, if any. Only `NaNGuard` reads one from the device."""
 CALLS = {"ActivationCheckpointing": 2700}
 MOST_CALLS = 300
+"""Calls of Python functions that an algorithm may add to a step, if it is not in `CALLS`."""
 NO_LIMIT = {"LowPrecisionGroupNorm": "is like LowPrecisionLayerNorm, and no network here has group norms"}
 GIVEN = {**operations.GIVEN, "SqueezeExcite": {"min_channels": 16}, "Factorize": {"min_channels": 16}}
 TASKS = {
@@ -216,18 +218,23 @@ def test_every_algorithm_has_a_limit():
 
 
 @functools.cache
-def without(title: str) -> list[float]:
+def plain_row(title: str) -> list[float]:
+    """Return the counts of a step of the Trainer without algorithms."""
     with tempfile.TemporaryDirectory() as folder:
         return operations.with_trainer(TASKS[title], Path(folder)).row()
 
 
+def difference(counts: Any, plain: list[float]) -> list[float]:
+    """Return what a step adds to a plain one: operations, copies, bytes, reads and calls."""
+    return [after - before for after, before in zip(counts.row(), plain, strict=True)]
+
+
 @pytest.mark.parametrize("name", LIMITS)
 def test_an_algorithm_stays_within_its_limit(name: str, tmp_path: Path):
-    title, most, copies = LIMITS[name]
-    one = getattr(algorithms, name)(**GIVEN.get(name, {}))
-    counts = operations.with_trainer(TASKS[title], tmp_path, algorithms=[one])
-    more = [now - before for now, before in zip(counts.row(), without(title), strict=True)]
-    assert more[0] <= most and more[1] <= copies
+    title, most_operations, most_copies = LIMITS[name]
+    algorithm = getattr(algorithms, name)(**GIVEN.get(name, {}))
+    more = difference(operations.with_trainer(TASKS[title], tmp_path, algorithms=[algorithm]), plain_row(title))
+    assert more[0] <= most_operations and more[1] <= most_copies
     assert more[3] <= READS.get(name, 0) and more[4] <= CALLS.get(name, MOST_CALLS)
 
 
@@ -235,29 +242,29 @@ def test_adaptive_clipping_takes_three_operations_a_parameter(tmp_path: Path):
     clipping = algorithms.GradientClipping("adaptive", 0.1)
     counts = operations.with_trainer(TASKS["gpt"], tmp_path, algorithms=[clipping])
     parameters = len([*operations.make_module(TASKS["gpt"]).parameters()])
-    assert counts.row()[0] - without("gpt")[0] <= 3 * parameters + 6
+    assert difference(counts, plain_row("gpt"))[0] <= 3 * parameters + 6
 
 
-def test_the_losses_of_all_samples_are_kept_without_a_read(tmp_path: Path):
+def test_sample_ledger_keeps_the_losses_of_all_samples_without_a_read(tmp_path: Path):
     counts = operations.with_trainer(TASKS["mlp"], tmp_path, callbacks=[callbacks.SampleLedger()])
-    more = [now - before for now, before in zip(counts.row(), without("mlp"), strict=True)]
+    more = difference(counts, plain_row("mlp"))
     assert more[0] <= 21 and more[3] == 0
 
 
 def test_all_callbacks_together_add_three_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    alone = {"SampleLedger"}  # keeps a loss for every sample, and has a limit of its own
-    names = [name for name in callbacks.__all__ if name not in {*operations.LEFT_OUT, *alone}]
-    made = [getattr(callbacks, name)(**GIVEN.get(name, {})) for name in names]
-    counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=made)
-    more = [now - before for now, before in zip(counts.row(), without("mlp"), strict=True)]
+    left_out = {*operations.LEFT_OUT, "SampleLedger"}  # the ledger has its own limit, above
+    names = [name for name in callbacks.__all__ if name not in left_out]
+    instances = [getattr(callbacks, name)(**GIVEN.get(name, {})) for name in names]
+    counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=instances)
+    more = difference(counts, plain_row("mlp"))
     assert more[0] <= 3 and more[1:4] == [0, 0, 0]
 
 
-FEW, MANY = 5, 50
+FEW, MANY = 5, 50  # parameters
 
 
-ADDED: dict[str, dict[str, Any]] = {
+WATCHERS: dict[str, dict[str, Any]] = {
     "EMA": {"algorithms": [lambda: algorithms.EMA("10ba")]},
     "OptimizerMonitor": {"callbacks": [lambda: callbacks.OptimizerMonitor(batch_log_interval=1)]},
     "StateDigest": {"callbacks": [lambda: callbacks.StateDigest("1ba")]},
@@ -265,6 +272,8 @@ ADDED: dict[str, dict[str, Any]] = {
 
 
 class Vectors(nn.Module):
+    """A network with a number of small parameters."""
+
     def __init__(self, tensors: int):
         super().__init__()
         self.parts = nn.ParameterList(torch.full((3,), 0.1) for _ in range(tensors))
@@ -273,8 +282,8 @@ class Vectors(nn.Module):
         return inputs * torch.stack([*self.parts]).sum(0)
 
 
-class Calls(TorchDispatchMode):
-    """Counts all operations of this thread, views too."""
+class OperationCounter(TorchDispatchMode):
+    """Counts all operations of this thread, including views."""
 
     count = 0
 
@@ -283,23 +292,23 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Watched(Callback):
+class LastBatches(Callback):
     """Counts the operations of the last two of five batches."""
 
     def __init__(self):
-        self.calls = Calls()
+        self.counter = OperationCounter()
 
     def before_dataloader(self, state, logger):
         if state.timestamp.batch == 3:
-            self.calls.__enter__()
+            self.counter.__enter__()
 
     def epoch_end(self, state, logger):
-        self.calls.__exit__(None, None, None)
+        self.counter.__exit__(None, None, None)
 
 
-def count_operations(tensors: int, run_dir: Path, added: dict[str, Any]) -> int:
-    watched = Watched()
-    made: dict[str, Any] = {key: [make() for make in kinds] for key, kinds in added.items()}
+def count_operations(tensors: int, run_dir: Path, watchers: dict[str, Any]) -> int:
+    last_batches = LastBatches()
+    hooks: dict[str, Any] = {group: [make() for make in makers] for group, makers in watchers.items()}
     with Trainer(
         model=ClassificationModel(Vectors(tensors), 3),
         train_dataloader=TensorLoader(torch.rand(10, 3), torch.arange(10) % 3, batch_size=2, shuffle=False),
@@ -308,16 +317,16 @@ def count_operations(tensors: int, run_dir: Path, added: dict[str, Any]) -> int:
         loggers=[callbacks.InMemoryLogger()],
         device="cpu",
         run_dir=run_dir,
-        **{**made, "callbacks": [watched, *made.get("callbacks", [])]},
+        **{**hooks, "callbacks": [last_batches, *hooks.get("callbacks", [])]},
     ) as trainer:
         trainer.fit()
-    return watched.calls.count
+    return last_batches.counter.count
 
 
-@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("name", WATCHERS)
 def test_operations_do_not_grow_with_the_number_of_parameters(name: str, tmp_path: Path):
     few, many = (
-        count_operations(tensors, tmp_path, ADDED[name]) - count_operations(tensors, tmp_path, {})
+        count_operations(tensors, tmp_path, WATCHERS[name]) - count_operations(tensors, tmp_path, {})
         for tensors in (FEW, MANY)
     )
     assert 0 < few == many

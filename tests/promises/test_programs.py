@@ -1,6 +1,6 @@
 """`--json` prints results for programs.
 
-They read one object on stdout, the exit code, and lines of progress.
+A program reads one JSON object on stdout, the exit code, and optionally lines of progress in a file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from runner.failures.facts import Facts
 from runner.records.result import Result
 from runner.terminal.answer import SCHEMA, error_object, run_with_answer
 
-FORM = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/output-1.json").read_text())
+OUTPUT_SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/output-1.json").read_text())
 QUIET = (*SHORT, "callbacks=none")
 CLIPPING = "algorithms.gradient_clipping.clipping_type"
 KEYLESS = (
     *("nonsense", "=3", "--seed=1", "--mutlirun", "chek", "version", "my_config.yaml"),
     "hydra/job_logging=disabled",
 )
-"""Wrong commands without a word in the place of a key."""
+"""Wrong commands whose error belongs to no key."""
 LOUD = """
 import atexit, os
 from runner import Callback
@@ -46,22 +46,22 @@ class Loud(Callback):
 """
 
 
-def read(ended: Any) -> dict[str, Any]:
-    """The object of a command: all of stdout, and of the documented form."""
-    (line,) = ended.out.splitlines()
-    found = json.loads(line, parse_constant=pytest.fail)
-    Draft202012Validator(FORM).validate(found)
-    assert set(found) == {*FORM["properties"]} and found["exit_code"] == ended.code
-    assert found["error"] is None or found["error"]["code"] == NAMES[ended.code]
-    return found
+def read(finished: Any) -> dict[str, Any]:
+    """Return the object that a command printed, and assert that stdout is this object and conforms to the schema."""
+    (line,) = finished.out.splitlines()
+    answer = json.loads(line, parse_constant=pytest.fail)
+    Draft202012Validator(OUTPUT_SCHEMA).validate(answer)
+    assert set(answer) == {*OUTPUT_SCHEMA["properties"]} and answer["exit_code"] == finished.code
+    assert answer["error"] is None or answer["error"]["code"] == NAMES[finished.code]
+    return answer
 
 
-def test_the_schema_is_one_and_has_every_field_of_a_result():
-    Draft202012Validator.check_schema(FORM)
-    assert FORM["properties"]["schema"]["const"] == SCHEMA
-    fields = {one.name for one in dataclasses.fields(Result)}
-    assert {*FORM["$defs"]["result"]["properties"]} == fields | {"schema", "folder"}
-    assert {*FORM["$defs"]["error"]["properties"]["code"]["enum"]} == {*NAMES.values()}
+def test_the_schema_is_valid_and_has_every_field_of_a_result():
+    Draft202012Validator.check_schema(OUTPUT_SCHEMA)
+    assert OUTPUT_SCHEMA["properties"]["schema"]["const"] == SCHEMA
+    fields = {field.name for field in dataclasses.fields(Result)}
+    assert {*OUTPUT_SCHEMA["$defs"]["result"]["properties"]} == fields | {"schema", "folder"}
+    assert {*OUTPUT_SCHEMA["$defs"]["error"]["properties"]["code"]["enum"]} == {*NAMES.values()}
 
 
 @pytest.mark.parametrize(
@@ -74,27 +74,27 @@ def test_the_schema_is_one_and_has_every_field_of_a_result():
         {"schema": 2},
     ],
 )
-def test_the_schema_refuses_what_is_not_of_the_form(wrong: dict[str, Any]):
+def test_the_schema_rejects_inconsistent_objects(wrong: dict[str, Any]):
     right = {"schema": 1, "verb": "list", "command": [], "exit_code": 0, "result": None, "error": None}
-    form = Draft202012Validator(FORM)
-    assert form.is_valid(right) and not form.is_valid(right | wrong)
+    validator = Draft202012Validator(OUTPUT_SCHEMA)
+    assert validator.is_valid(right) and not validator.is_valid(right | wrong)
 
 
 @pytest.mark.parametrize(
     "command", fast(WRONG, "speed_monitor", "+callbacks.mine._target_=needy.Mine", "rerun missing", "--seed=1")
 )
-def test_a_wrong_command_is_one_object_and_one_message(
+def test_a_wrong_command_prints_one_object_and_one_message(
     command: str, run_here: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if "submitit_slurm" in command:  # as on a machine without Slurm
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     plant_modules(folder)
     before = sorted(folder.rglob("*"))
-    ended = run_here(*command.split(), "--json", code=2)
-    found = read(ended)
-    assert found["result"] is None and (found["error"]["key"] is None) == (command in KEYLESS)
-    assert f"error: {found['error']['message']}" in ended.err
-    assert_one_message(command, ended.err)
+    finished = run_here(*command.split(), "--json", code=2)
+    answer = read(finished)
+    assert answer["result"] is None and (answer["error"]["key"] is None) == (command in KEYLESS)
+    assert f"error: {answer['error']['message']}" in finished.err
+    assert_one_message(command, finished.err)
     assert_nothing_left(folder, before)
 
 
@@ -139,7 +139,9 @@ def test_a_wrong_command_is_one_object_and_one_message(
         ("-m optimizer.momentum=0.9,0 seed=0,1", "optimizer", None, None),
     ],
 )
-def test_an_error_has_facts(command: str, key: str | None, fix: str | None, allowed: str | None, run_here: Any):
+def test_an_error_has_its_key_fix_and_allowed_values_as_fields(
+    command: str, key: str | None, fix: str | None, allowed: str | None, run_here: Any
+):
     code = 125 if command.startswith("verdict") else 2
     error = read(run_here(*command.split(), "--json", code=code))["error"]
     assert (error["key"], error["fix"]) == (key, fix)
@@ -156,31 +158,32 @@ def test_an_error_has_facts(command: str, key: str | None, fix: str | None, allo
     ],
 )
 def test_an_error_hides_credentials(command: str, run_here: Any):
-    ended = run_here(*command.split(), "--json", code=2)
-    assert "secret" not in ended.out + ended.err
-    assert "https://***@host/" in ended.err and read(ended)["error"]["fix"] is None
+    finished = run_here(*command.split(), "--json", code=2)
+    assert "secret" not in finished.out + finished.err
+    assert "https://***@host/" in finished.err and read(finished)["error"]["fix"] is None
 
 
-def test_another_form_of_output_is_refused(run_here: Any):
+def test_output_formats_other_than_json_are_refused(run_here: Any):
     assert "--json='yaml': takes no value" in run_here("--json=yaml", code=2).err
     assert "write runner runs --json" in run_here("runs", "output=json", code=2).err
 
 
-def test_a_run_answers_with_its_result(run_here: Any, tmp_path: Path):
+def test_a_run_prints_its_result(run_here: Any, tmp_path: Path):
     file = tmp_path / "progress.jsonl"
     lines = ("callbacks=progress_lines", f"callbacks.progress_lines.path={file}")
-    found = read(run_here(*SHORT, *lines, "--json", code=0))
-    folder = Path(found["result"].pop("folder"))
+    answer = read(run_here(*SHORT, *lines, "--json", code=0))
+    folder = Path(answer["result"].pop("folder"))
     written = json.loads((folder / "result.json").read_text())
-    assert found["result"] == written
-    Draft202012Validator({**FORM["$defs"]["result"], "$defs": FORM["$defs"]}).validate(written)
+    assert answer["result"] == written
+    result_schema = {**OUTPUT_SCHEMA["$defs"]["result"], "$defs": OUTPUT_SCHEMA["$defs"]}
+    Draft202012Validator(result_schema).validate(written)
     events = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [one["event"] for one in events] == ["fit_start", *["epoch_end", "eval_end"] * 2, "fit_end"]
+    assert [event["event"] for event in events] == ["fit_start", *["epoch_end", "eval_end"] * 2, "fit_end"]
     assert events[-1]["batch"] == 6 and "eval/loss" in events[-1]["metrics"]
 
 
 @pytest.mark.slow
-def test_every_verb_answers(run_here: Any, tmp_path: Path):
+def test_every_verb_prints_its_result(run_here: Any, tmp_path: Path):
     one, two = (str(tmp_path / "outputs" / name) for name in ("one", "two"))
     for folder, seed in ((one, 0), (two, 1)):
         run_here(*SHORT, "callbacks=checkpoint_saver", f"hydra.run.dir={folder}", f"seed={seed}", "--json", code=0)
@@ -201,23 +204,25 @@ def test_every_verb_answers(run_here: Any, tmp_path: Path):
         "init mine": "folder",
     }
     for command, name in commands.items():
-        found = read(run_here(*command.split(), "--json", code=0))
-        assert name in found["result"], command
+        answer = read(run_here(*command.split(), "--json", code=0))
+        assert name in answer["result"], command
 
 
 @pytest.mark.slow
-def test_a_sweep_answers_with_its_jobs(run_here: Any):
-    found = read(run_here("-m", "seed=0,1", *QUIET, "--json", code=0))["result"]
-    assert [job["status"] for job in found["jobs"]] == ["FINISHED"] * 2 and found["settings"][0]["n"] == 2
+def test_a_sweep_prints_its_jobs(run_here: Any):
+    result = read(run_here("-m", "seed=0,1", *QUIET, "--json", code=0))["result"]
+    assert [job["status"] for job in result["jobs"]] == ["FINISHED"] * 2 and result["settings"][0]["n"] == 2
 
 
-def raised(error: BaseException) -> RuntimeError:
+def wrap(error: BaseException) -> RuntimeError:
+    """Return an exception that an error caused."""
     outer = RuntimeError("training failed")
     outer.__cause__ = error
     return outer
 
 
-def no_memory_for_a_tensor() -> RuntimeError:
+def out_of_memory() -> RuntimeError:
+    """Return the error of torch for a tensor that does not fit into memory."""
     with pytest.raises(RuntimeError) as raised:
         torch.empty(10**15)
     return raised.value
@@ -229,7 +234,7 @@ def no_memory_for_a_tensor() -> RuntimeError:
         (OSError(errno.ENOSPC, "No space left on device"), ENVIRONMENT_FAILED),
         (OSError(errno.ENOENT, "No such file"), FAILED),
         (MemoryError(), ENVIRONMENT_FAILED),
-        (no_memory_for_a_tensor(), ENVIRONMENT_FAILED),
+        (out_of_memory(), ENVIRONMENT_FAILED),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), ENVIRONMENT_FAILED),
         (
             RuntimeError("NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: A call failed"),
@@ -244,22 +249,24 @@ def no_memory_for_a_tensor() -> RuntimeError:
     ],
 )
 def test_the_exit_code_says_whether_a_retry_may_help(error: BaseException, code: int):
-    assert code_of_failure(raised(error)) == code
+    assert code_of_failure(wrap(error)) == code
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_process_prints_the_object_alone(run_app: Any, ranks: int, tmp_path: Path):
+def test_output_of_user_code_goes_to_stderr(run_app: Any, ranks: int, tmp_path: Path):
     (tmp_path / "own.py").write_text(LOUD)
     loud = "+callbacks.own._target_=own.Loud"
-    done = run_app(*QUIET, loud, f"launch.nproc_per_node={ranks}", "--json")
-    assert json.loads(done.stdout)["result"]["status"] == "FINISHED"
-    for said in ("printed", "written", "at exit"):
-        assert done.stderr.count(said) == ranks
+    finished = run_app(*QUIET, loud, f"launch.nproc_per_node={ranks}", "--json")
+    assert json.loads(finished.stdout)["result"]["status"] == "FINISHED"
+    for text in ("printed", "written", "at exit"):
+        assert finished.stderr.count(text) == ranks
 
 
 @pytest.mark.parametrize(("code", "message"), [(130, "Ctrl-C ended the command"), (143, "SIGTERM ended the command")])
-def test_a_signal_is_told(code: int, message: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+def test_the_error_names_the_signal_that_ended_a_command(
+    code: int, message: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
     monkeypatch.setattr(sys, "argv", ["runner", "--json"])
     assert run_with_answer(lambda arguments: code) == code
     assert json.loads(capfd.readouterr().out)["error"]["message"] == message

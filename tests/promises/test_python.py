@@ -1,6 +1,6 @@
 """The same classes work without any config, in Python and in notebooks.
 
-What `fit` returns and shows, saving by hand, how a Trainer describes itself, and a notebook executed in a kernel.
+These tests cover what `fit` returns and shows, saving by hand, the `repr` of a Trainer, and an executed notebook.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_fit_returns_the_final_metrics(tmp_path: Path):
     assert repr(result).startswith("FitResult(") and "eval/loss" in repr(result)
 
 
-def test_a_result_keeps_its_values_while_training_goes_on(tmp_path: Path):
+def test_a_result_keeps_its_values_when_training_continues(tmp_path: Path):
     with make_trainer(tmp_path) as trainer:
         first = trainer.fit()
         second = trainer.fit("2ep")
@@ -55,7 +55,7 @@ def test_a_result_keeps_its_values_while_training_goes_on(tmp_path: Path):
     assert first.metrics["eval/loss"] > second.metrics["eval/loss"]
 
 
-def test_a_checkpoint_saved_by_hand_is_resumed_to_the_bit(tmp_path: Path):
+def test_a_run_resumed_from_a_checkpoint_saved_by_hand_is_bit_identical(tmp_path: Path):
     with make_trainer(tmp_path) as whole:
         whole.fit()
     with make_trainer(tmp_path, max_duration="4ba") as first:
@@ -63,11 +63,11 @@ def test_a_checkpoint_saved_by_hand_is_resumed_to_the_bit(tmp_path: Path):
         first.save_checkpoint(tmp_path / "by_hand")
     with make_trainer(tmp_path, resume_path=tmp_path / "by_hand") as second:
         second.fit()
-    ours = second.state.unwrapped_model.state_dict()
-    assert all(torch.equal(value, ours[key]) for key, value in whole.state.unwrapped_model.state_dict().items())
+    weights = second.state.unwrapped_model.state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in whole.state.unwrapped_model.state_dict().items())
 
 
-def test_a_trainer_and_its_state_describe_themselves(tmp_path: Path):
+def test_the_repr_of_a_trainer_and_of_its_state_describes_them(tmp_path: Path):
     with make_trainer(tmp_path, callbacks={"saver": CheckpointSaver()}, max_duration="2ba") as trainer:
         trainer.fit()
         text = repr(trainer)
@@ -79,14 +79,14 @@ def test_a_trainer_and_its_state_describe_themselves(tmp_path: Path):
 
 
 class Terminal(io.StringIO):
-    """A standard output that says that it is a terminal."""
+    """A standard output that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 @pytest.mark.parametrize(
-    ("watched", "arguments", "bars"),
+    ("on_terminal", "arguments", "bars"),
     [
         (True, {}, 1),
         (False, {}, 0),
@@ -96,14 +96,14 @@ class Terminal(io.StringIO):
         (True, {"callbacks": [ProgressBar()], "progress_bar": True}, 1),
     ],
 )
-def test_training_that_someone_watches_shows_its_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: bool, arguments: dict[str, Any], bars: int
+def test_training_on_a_terminal_shows_a_progress_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_terminal: bool, arguments: dict[str, Any], bars: int
 ):
-    output = Terminal() if watched else io.StringIO()
+    output = Terminal() if on_terminal else io.StringIO()
     monkeypatch.setattr("sys.stdout", output)
     monkeypatch.setenv("TERM", "xterm")
     with make_trainer(tmp_path, **arguments) as trainer:
-        assert sum(isinstance(one, ProgressBar) for one in trainer.state.loggers) == bars
+        assert sum(isinstance(logger, ProgressBar) for logger in trainer.state.loggers) == bars
         trainer.fit()
     assert ("  3/3 " in output.getvalue()) == bool(bars)
 
@@ -135,9 +135,9 @@ interrupted = trainer.fit("100000ep")
 interrupted
 """,
     """
-at = trainer.state.timestamp.batch
-again = trainer.fit("2ba")
-print(trainer.state.timestamp.batch - at, trainer.state.error)
+before = trainer.state.timestamp.batch
+trainer.fit("2ba")
+print(trainer.state.timestamp.batch - before, trainer.state.error)
 """,
     """
 from runner.callbacks import SpeedMonitor
@@ -148,48 +148,53 @@ Trainer(model=trainer.state.unwrapped_model, callbacks=[SpeedMonitor])
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
-    """What each cell shows."""
+    """The outputs of each cell of a notebook, executed in a kernel."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one.strip()) for one in CELLS])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source.strip()) for source in CELLS])
     folder = tmp_path_factory.mktemp("notebook")
     client = nbclient.NotebookClient(
-        book, timeout=240, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=240, kernel_name="python3", allow_errors=True, resources={"metadata": {"path": str(folder)}}
     )
     client.execute()
-    nbformat.write(book, folder / "executed.ipynb")
-    return [cell.outputs for cell in book.cells]
+    nbformat.write(notebook, folder / "executed.ipynb")
+    return [cell.outputs for cell in notebook.cells]
 
 
-def texts(outputs: list[Any]) -> str:
-    shown = (one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
-    return "\n".join(shown)
+def text_of(outputs: list[Any]) -> str:
+    """Return the text in the outputs of a cell."""
+    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+def errors_of(outputs: list[Any]) -> list[Any]:
+    """Return the outputs of a cell that are errors."""
+    return [output for output in outputs if output["output_type"] == "error"]
 
 
 @pytest.mark.slow
-def test_a_cell_shows_what_a_trainer_is(outputs: list[list[Any]]):
-    assert "Trainer(ClassificationModel(Linear) of 10 parameters; at 0ba of 3ep" in texts(outputs[0])
+def test_a_cell_shows_the_repr_of_a_trainer(outputs: list[list[Any]]):
+    assert "Trainer(ClassificationModel(Linear) of 10 parameters; at 0ba of 3ep" in text_of(outputs[0])
 
 
 @pytest.mark.slow
-def test_training_shows_a_line_an_epoch_the_curves_and_the_result(outputs: list[list[Any]], tmp_path: Path):
-    shown = texts(outputs[1])
-    assert [f"  {number}/3 " in shown for number in (1, 2, 3)] == [True] * 3
-    assert "FitResult(train/MulticlassAccuracy" in shown
-    pictures = [one["data"]["image/png"] for one in outputs[1] if "image/png" in one.get("data", {})]
+def test_fit_in_a_cell_shows_a_line_per_epoch_the_curves_and_the_result(outputs: list[list[Any]]):
+    text = text_of(outputs[1])
+    assert [f"  {number}/3 " in text for number in (1, 2, 3)] == [True] * 3
+    assert "FitResult(train/MulticlassAccuracy" in text
+    pictures = [output["data"]["image/png"] for output in outputs[1] if "image/png" in output.get("data", {})]
     assert len(pictures) == 1 and base64.b64decode(pictures[0]).startswith(b"\x89PNG")
-    assert not any(one["output_type"] == "error" for one in outputs[1])
+    assert not errors_of(outputs[1])
 
 
 @pytest.mark.slow
-def test_an_interrupted_cell_keeps_what_there_is_and_training_goes_on(outputs: list[list[Any]]):
-    assert "FitResult(" in texts(outputs[2])
-    assert not any(one["output_type"] == "error" for one in outputs[2])
-    assert texts(outputs[3]).strip().splitlines()[-1].startswith("2 None")
+def test_an_interrupted_cell_returns_its_result_and_training_can_continue(outputs: list[list[Any]]):
+    assert "FitResult(" in text_of(outputs[2])
+    assert not errors_of(outputs[2])
+    assert text_of(outputs[3]).strip().splitlines()[-1].startswith("2 None")
 
 
 @pytest.mark.slow
-def test_a_class_in_place_of_an_object_is_named(outputs: list[list[Any]]):
-    (error,) = [one for one in outputs[4] if one["output_type"] == "error"]
+def test_the_error_for_a_class_instead_of_an_instance_names_the_class(outputs: list[list[Any]]):
+    (error,) = errors_of(outputs[4])
     assert error["ename"] == "TypeError"
     assert error["evalue"] == "callbacks=SpeedMonitor: this is a class; pass an instance, SpeedMonitor(...)"

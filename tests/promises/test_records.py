@@ -1,6 +1,6 @@
 """Each run leaves a folder from which you can compare it with others, resume it bit for bit, or run it again.
 
-In the MLflow UI, tick the runs and press Compare: what a person sees there is read in a headless browser.
+A headless browser compares runs in the MLflow UI as a user does: it selects the runs, and clicks Compare.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ STEPS = list(range(1, 7))
 
 
 def artifacts(folder: Path) -> set[str]:
-    """Paths of all artifacts, without experiment and run."""
+    """Return the paths of all artifacts, relative to those of their run."""
     (root,) = (folder / "outputs" / "mlartifacts").glob("*/artifacts")
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    """The main job from a new folder, with its output; nothing is there before, the store included."""
-    folder = tmp_path_factory.mktemp("story")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The working directory and the process of a run that began in an empty folder, without an MLflow store."""
+    folder = tmp_path_factory.mktemp("finished")
     command = [sys.executable, "-m", "runner", *SHORT, "+callbacks=lr_monitor"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder, done
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return folder, process
 
 
-def test_a_run_is_in_mlflow(story: Any):
-    folder, _ = story
+def test_a_run_is_in_mlflow(finished: Any):
+    folder, _ = finished
     (run_dir,) = run_folders(folder)
     name = f"{run_dir.name}-mlp-digits-{run_dir.parent.name}"
     assert query(folder, "select status, name from runs") == [("FINISHED", name)]
@@ -62,8 +62,8 @@ def test_a_run_is_in_mlflow(story: Any):
     assert {"record/config.yaml", "record/overrides.yaml", "record/environment.json"} <= artifacts(folder)
 
 
-def test_a_run_is_in_its_folder(story: Any):
-    folder, _ = story
+def test_a_run_is_in_its_folder(finished: Any):
+    folder, _ = finished
     (run_dir,) = run_folders(folder)
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert config["data"]["batch_size"] == 400
@@ -75,14 +75,14 @@ def test_a_run_is_in_its_folder(story: Any):
     assert {path.name for path in folder.iterdir()} == {"outputs"}
 
 
-def test_the_last_lines_say_where_it_lies_and_what_to_do_with_it(story: Any):
-    folder, done = story
+def test_the_last_lines_show_the_folder_and_the_next_commands(finished: Any):
+    folder, process = finished
     (run_dir,) = run_folders(folder)
-    assert all(line.startswith("saving to MLflow: ") for line in done.stderr.splitlines())
+    assert all(line.startswith("saving to MLflow: ") for line in process.stderr.splitlines())
     path = str(run_dir.relative_to(folder))
-    where, what, *commands = done.stdout.splitlines()[-5:]
-    assert where.split() == ["run", path]
-    assert what == "to evaluate it, train it for longer, compare it:"
+    location, heading, *commands = process.stdout.splitlines()[-5:]
+    assert location.split() == ["run", path]
+    assert heading == "to evaluate it, train it for longer, compare it:"
     assert commands == [
         f"python -m runner eval {path}",
         f"python -m runner resume {path} trainer.max_duration=4ep",
@@ -91,40 +91,41 @@ def test_the_last_lines_say_where_it_lies_and_what_to_do_with_it(story: Any):
 
 
 @pytest.fixture
-def moved(story: Any, tmp_path: Path) -> Path:
-    """The folder of the run in a copy of the main job's folder, which the store knows by its new place."""
-    shutil.copytree(story[0], tmp_path, dirs_exist_ok=True, symlinks=True)
+def copied(finished: Any, tmp_path: Path) -> Path:
+    """The run's folder in a copy of the working directory, with the new paths in its store and its MLflow files."""
+    original, _ = finished
+    shutil.copytree(original, tmp_path, dirs_exist_ok=True, symlinks=True)
     (run_dir,) = run_folders(tmp_path)
     database = tmp_path / "outputs" / "mlflow.db"
     for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
-        change(database, f"update {table} set {column} = replace({column}, ?, ?)", str(story[0]), str(tmp_path))
+        change(database, f"update {table} set {column} = replace({column}, ?, ?)", str(original), str(tmp_path))
     for file in (run_dir / "mlflow").glob("*.json*"):
-        file.write_text(file.read_text().replace(str(story[0]), str(tmp_path)))
+        file.write_text(file.read_text().replace(str(original), str(tmp_path)))
     return run_dir
 
 
-def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(moved: Path, tmp_path: Path, run_app: Any):
+def test_resume_continues_in_the_same_folder_and_the_same_mlflow_run(copied: Path, tmp_path: Path, run_app: Any):
     before = query(tmp_path, "select run_uuid, name from runs")
 
-    # A run that is refused changes nothing of what was finished.
-    refused = run_app("resume", str(moved.relative_to(tmp_path)), exit_code=2)
+    # A refused command does not change the finished run.
+    refused = run_app("resume", str(copied.relative_to(tmp_path)), exit_code=2)
     assert "max_duration='2ep' is reached" in refused.stderr
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
 
-    # Everything but what is given again is as the run was started: model, data, callbacks.
-    run_app("resume", str(moved.relative_to(tmp_path)), "trainer.max_duration=3ep")
-    assert run_folders(tmp_path) == [moved]
+    # Model, data and callbacks are those of the recorded run; only the length is typed again.
+    run_app("resume", str(copied.relative_to(tmp_path)), "trainer.max_duration=3ep")
+    assert run_folders(tmp_path) == [copied]
     assert query(tmp_path, "select run_uuid, name from runs") == before
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
     for key in ("loss/train/total", "lr-SGD/group0"):
         rows = query(tmp_path, "select step from metrics where key = ? order by step", key)
         assert [step for (step,) in rows] == list(range(1, 10))
-    assert (moved / "checkpoints" / "latest").resolve().name == "ep3-ba9"
-    config = yaml.safe_load((moved / "config.yaml").read_text())
+    assert (copied / "checkpoints" / "latest").resolve().name == "ep3-ba9"
+    config = yaml.safe_load((copied / "config.yaml").read_text())
     assert config["data"]["batch_size"] == 400 and config["trainer"]["max_duration"] == "3ep"
 
 
-def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
+def test_a_sweep_has_one_folder_and_an_mlflow_run_for_each_job(folder: Path, run_app: Any):
     run_app("-m", "seed=0,1", *SHORT, "~callbacks.learning_curves")
     (sweep,) = run_folders(folder, "outputs/sweeps/*/*")
     jobs = {"seed0-mlp-digits", "seed1-mlp-digits"}
@@ -139,7 +140,7 @@ def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
     assert run_folders(folder) == []
 
 
-EPOCHS, BATCHES, SAMPLES = 40, 480, 48_000  # more batches than the 320 points that a chart asks for
+EPOCHS, BATCHES, SAMPLES = 40, 480, 48_000  # more batches than the 320 points that a chart requests
 
 
 RATES = ["0.01", "0.03", "0.1"]
@@ -147,7 +148,7 @@ RATES = ["0.01", "0.03", "0.1"]
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
-    """A window of a headless browser; `RUNNER_SCREENSHOTS` names a folder to keep what it shows."""
+    """A window of a headless browser; `RUNNER_SCREENSHOTS` sets the folder for screenshots."""
     screenshots = Path(os.environ.get("RUNNER_SCREENSHOTS", tmp_path / "screenshots"))
     screenshots.mkdir(parents=True, exist_ok=True)
     with window(screenshots) as page:
@@ -174,31 +175,31 @@ def test_a_sweep_is_compared_in_the_browser(page: Page, mlflow_server: Any, run_
 
 
 def check_charts(page: Page, names: set[str]) -> None:
-    """The curves of the runs lie over one another, by batch, by time and by sample."""
+    """Assert that each chart shows the curves of all runs, by batch, by sample and by time."""
     page.find("input[placeholder='Search metric charts']")[0].send_keys("^loss/")
 
-    def drawn(chart: int, end: float, points: int) -> bool:
+    def is_drawn(chart: int, end: float, points: int) -> bool:
         charts = page.charts()
         lines = list(charts[chart].values()) if len(charts) == 2 and charts[chart].keys() == names else []
         return len(lines) == 3 and all(len(line) == points and line[-1] == end for line in lines)
 
-    page.wait(lambda: drawn(0, BATCHES, EPOCHS) and drawn(1, BATCHES, 320), "curves by batch")
+    page.wait(lambda: is_drawn(0, BATCHES, EPOCHS) and is_drawn(1, BATCHES, 320), "curves by batch")
     page.keep("charts")
     page.choose_axis("time/sample")
-    page.wait(lambda: drawn(1, SAMPLES, 320), "curves of training by sample")
+    page.wait(lambda: is_drawn(1, SAMPLES, 320), "curves of training by sample")
     page.choose_axis("time/eval/sample")
-    page.wait(lambda: drawn(0, SAMPLES, EPOCHS), "curves of evaluations by sample")
+    page.wait(lambda: is_drawn(0, SAMPLES, EPOCHS), "curves of evaluations by sample")
     page.keep("charts-by-sample")
     page.choose_axis("Time (relative)")
     page.wait(
         lambda: len(ends := page.ends(1)) == 3 and all(0 < end < 60 for end in ends.values()), "curves by seconds"
     )
     page.choose_axis("Step")
-    page.wait(lambda: drawn(0, BATCHES, EPOCHS), "curves by batch again")
+    page.wait(lambda: is_drawn(0, BATCHES, EPOCHS), "curves by batch again")
 
 
 def check_comparison(page: Page, names: set[str]) -> None:
-    """Of the runs that are ticked in the list, the comparison shows what differs, and metrics as curves."""
+    """Select the runs in the list, and assert that the comparison shows the parameters that differ, and the metrics."""
     for name in names:
         page.find(".ag-row a", name)
     page.keep("runs")
@@ -209,7 +210,7 @@ def check_comparison(page: Page, names: set[str]) -> None:
 
     page.find("h1,h2", "Comparing 3 Runs from 1 Experiment")
     page.click("[aria-label='Parameters - Show diff only']")
-    page.wait(lambda: parameters(page) == [["optimizer.lr", *RATES]], "what differs, and nothing else")
+    page.wait(lambda: parameters(page) == [["optimizer.lr", *RATES]], "only the parameters that differ")
     page.keep("parameters")
     page.click("a", "loss/train/total")
     page.wait(lambda: page.ends(0) == dict.fromkeys(names, BATCHES), "curves of the metric")
@@ -217,13 +218,13 @@ def check_comparison(page: Page, names: set[str]) -> None:
 
 
 def row_of(page: Page, name: str) -> str | None:
-    """The id of a run's row in the list of runs."""
+    """Return the id of a run's row in the list of runs."""
     link = page.find(".ag-row a", name)[0]
     return link.find_element("xpath", "ancestor::*[@row-id][1]").get_attribute("row-id")
 
 
 def parameters(page: Page) -> list[list[str]]:
-    """The rows of the parameters' table of a comparison."""
+    """Return the rows of the table of parameters in a comparison."""
     switch = page.find("[aria-label='Parameters - Show diff only']")[0]
     table = switch.find_element("xpath", "ancestor::*[.//table][1]//table")
     page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", table)

@@ -1,6 +1,7 @@
 """The same command gives the same bits.
 
-Adding a callback changes no numbers, nor does evaluating. A rerun is the same experiment whatever `conf/` has become.
+Neither adding a callback nor evaluating changes the numbers. A rerun is the same experiment, even if the files of
+`conf/` have changed.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from random_runs import LOADERS, equal, run
 from runner import Algorithm, Callback
 from runner.algorithms import EMA, MixUp
 
-MORE = "+callbacks=[speed_monitor,lr_monitor,optimizer_monitor,json_lines_logger]"
+MORE_CALLBACKS = "+callbacks=[speed_monitor,lr_monitor,optimizer_monitor,json_lines_logger]"
 
 
-def test_the_same_command_trains_the_same_weights_also_with_more_callbacks(tmp_path: Path, run_app: Any):
-    for name, more in (("first", ()), ("second", ()), ("watched", (MORE,))):
+def test_the_same_command_trains_the_same_weights_even_with_more_callbacks(tmp_path: Path, run_app: Any):
+    for name, more in (("first", ()), ("second", ()), ("watched", (MORE_CALLBACKS,))):
         run_app(*SHORT, *QUIET, f"hydra.run.dir={name}", *more)
     assert weights(tmp_path / "first") == weights(tmp_path / "second") == weights(tmp_path / "watched")
 
 
 class Draws(Callback):
-    """Draws from every global generator at every event, and leaves them elsewhere."""
+    """Draws from every global generator at every event, which advances them."""
 
     def __init__(self):
         self.drawn: list[float] = []
@@ -43,17 +44,17 @@ class Draws(Callback):
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_equal_runs_are_equal_to_the_bit(loader: str):
+def test_runs_with_the_same_seed_are_bit_identical(loader: str):
     torch.manual_seed(1)
     first = run(loader)
-    torch.manual_seed(2)  # what was drawn before a run does not matter
+    torch.manual_seed(2)  # the state of the global generator before a run does not matter
     assert equal(run(loader), first)
     assert not equal(run(loader, seed=1), first)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"grad_accum": 3}, {"microbatch_size": "auto"}], ids=str)
 @pytest.mark.parametrize("loader", LOADERS)
-def test_a_callback_that_draws_changes_no_number(loader: str, arguments: dict[str, Any]):
+def test_a_callback_that_draws_random_numbers_does_not_change_the_run(loader: str, arguments: dict[str, Any]):
     draws = Draws()
     assert equal(run(loader, callbacks=[draws], **arguments), run(loader, **arguments))
     assert len(draws.drawn) > 100
@@ -67,13 +68,13 @@ class FrozenNorm(Algorithm):
 
 
 @pytest.mark.parametrize("algorithms", [[], [FrozenNorm()], [MixUp(), EMA("5ba")]], ids=["plain", "frozen", "averaged"])
-def test_evaluations_change_no_training_number(algorithms: list[Algorithm]):
-    never = run(eval_interval=0, algorithms=copy.deepcopy(algorithms))
-    often = run(eval_interval="1ba", algorithms=copy.deepcopy(algorithms))
-    for name in never["weights"]:
-        assert torch.equal(never["weights"][name], often["weights"][name])
-    for key in never["logged"]:
-        assert never["logged"][key] == often["logged"][key]
+def test_evaluations_do_not_change_training(algorithms: list[Algorithm]):
+    without = run(eval_interval=0, algorithms=copy.deepcopy(algorithms))
+    evaluated = run(eval_interval="1ba", algorithms=copy.deepcopy(algorithms))
+    for name in without["weights"]:
+        assert torch.equal(without["weights"][name], evaluated["weights"][name])
+    for key in without["logged"]:
+        assert without["logged"][key] == evaluated["logged"][key]
 
 
 START = (*SHORT, *QUIET, "optimizer.momentum=0.8", "scheduler=none")
@@ -88,7 +89,7 @@ def first(tmp_path: Path, run_app: Any) -> Path:
 
 @pytest.fixture
 def changed(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `conf/` has changed since."""
+    """An environment with a copy of the project in which files of `conf/` have changed."""
     for name in ("runner", "callbacks", "algorithms", "conf"):
         shutil.copytree(ROOT / name, tmp_path / "changed" / name, symlinks=True)
     for file, old, new in (
@@ -107,18 +108,18 @@ def config_of(run: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(
+def test_a_rerun_is_the_same_experiment_even_if_conf_has_changed(
     first: Path, changed: Any, tmp_path: Path, run_app: Any
 ):
     before = tree(first)
-    done = run_app("rerun", str(first.relative_to(tmp_path)), env=changed, real=True)
+    finished = run_app("rerun", str(first.relative_to(tmp_path)), env=changed, real=True)
     (second,) = folders(tmp_path) - {first}
     assert weights(second) == weights(first) and config_of(second) == config_of(first)
     assert tree(first) == before
-    (line,) = [line for line in done.stderr.splitlines() if "conf/ has changed" in line]
+    (line,) = [line for line in finished.stderr.splitlines() if "conf/ has changed" in line]
     assert "optimizer.lr: 0.1 -> 0.3" in line and "seed: 0 -> 8" in line and "momentum" not in line
 
-    run_app("rerun", str(second), "optimizer.lr=0.3", "~algorithms.batch_augment", env=changed)  # what conf/ now says
+    run_app("rerun", str(second), "optimizer.lr=0.3", "~algorithms.batch_augment", env=changed)  # the changed value
     (third,) = folders(tmp_path) - {first, second}
     expected = config_of(first)
     expected["optimizer"]["lr"] = 0.3
@@ -127,7 +128,7 @@ def test_a_rerun_is_the_same_experiment_whatever_conf_has_become(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_same_experiment_whatever_conf_has_become(
+def test_a_resumed_run_is_the_same_experiment_even_if_conf_has_changed(
     first: Path, changed: Any, tmp_path: Path, run_app: Any
 ):
     before = config_of(first)

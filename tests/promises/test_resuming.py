@@ -92,7 +92,7 @@ def kill_and_resume(sessions: Any, folder: Path, kills: Sequence[tuple[str, int]
 
 
 def test_the_tested_run_stops_early_and_shuffles_each_epoch(whole: Left):
-    """So a resumed run must restore the history of evaluations and the order of the samples."""
+    """So a resumed run must restore the stopper's history, the order of the samples, and the random numbers."""
     assert whole.outcome["stopped"] and whole.outcome["counts"]["batch"] == BATCHES
     assert whole.outcome["stopper"]["best_at"]["ba"] == 12
     epochs = [[*chain.from_iterable(whole.ids[first : first + 8])] for first in (0, 8)]

@@ -38,13 +38,13 @@ from runner.records.write import write_record
 
 
 def find(*arguments: object) -> SavedRun | None:
-    """The saved run that a command uses."""
+    """Return the saved run that a command uses."""
     return find_saved_run(parse([*map(str, arguments)]))
 
 
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that exists once the module `own` in the working directory has been imported."""
+    """A file that is created when the module `own` in the working directory is imported."""
     (tmp_path / "own.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef Evil(**_): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -54,7 +54,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("attack", fast(ATTACKS, "a callback", "torch itself", "an interpolation"))
 @pytest.mark.parametrize("verb", ["resume", "rerun"])
-def test_somebody_else_s_record_runs_nothing_unasked(attack: str, verb: str, evil: Path, tmp_path: Path):
+def test_an_untrusted_record_runs_nothing_without_permission(attack: str, verb: str, evil: Path, tmp_path: Path):
     config, overrides, named = ATTACKS[attack]
     folder = foreign_run(tmp_path / "run", config, overrides)
     with pytest.raises(ValueError, match="made by someone else") as raised:
@@ -63,11 +63,11 @@ def test_somebody_else_s_record_runs_nothing_unasked(attack: str, verb: str, evi
     assert not evil.exists()
 
 
-def test_what_was_refused_runs_once_it_is_allowed(evil: Path, tmp_path: Path):
+def test_an_untrusted_class_runs_after_it_is_allowed(evil: Path, tmp_path: Path):
     folder = foreign_run(tmp_path / "run", ATTACKS["a callback"][0], [])
-    for other in ("--allow-targets=own.Other", "--allow-targets=own", "--allow-targets="):
+    for insufficient in ("--allow-targets=own.Other", "--allow-targets=own", "--allow-targets="):
         with pytest.raises(ValueError, match=r"own\.Evil"):
-            find("rerun", folder, other)
+            find("rerun", folder, insufficient)
     assert not evil.exists()
     for allowed in (
         "--allow-targets own.Evil",
@@ -78,7 +78,7 @@ def test_what_was_refused_runs_once_it_is_allowed(evil: Path, tmp_path: Path):
         assert saved is not None and saved.config["callbacks"] == {"x": {"_target_": "own.Evil"}}
 
 
-def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path):
+def test_an_untrusted_record_cannot_allow_itself_or_configure_hydra(evil: Path, tmp_path: Path):
     config = ATTACKS["a callback"][0] | {"allow_targets": ["own.*"]}
     folder = foreign_run(tmp_path / "run", config, ["+allow_targets=[own.*]", "--allow-targets=own.*"])
     with pytest.raises(ValueError, match=r"own\.Evil"):
@@ -86,13 +86,13 @@ def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path)
     hydra = ["hydra/launcher=joblib", "+hydra.sweeper._target_=own.Evil", "hydra.searchpath=[file:///tmp]", "-m"]
     saved = find("resume", foreign_run(tmp_path / "other", {}, [*hydra, "model=mlp"]))
     assert saved is not None and saved.overrides == ["model=mlp"]
-    touching = [*hydra, "+experiment@hydra.run=x", "+hydra@x=y", "model=../../evil", "experiment=[../evil]", "a/..=b"]
-    touching += ["run_name=${hydra:job.name}", "model='../evil'", "~hydra.run", "++hydra.run.dir=x"]
+    dangerous = [*hydra, "+experiment@hydra.run=x", "+hydra@x=y", "model=../../evil", "experiment=[../evil]", "a/..=b"]
+    dangerous += ["run_name=${hydra:job.name}", "model='../evil'", "~hydra.run", "++hydra.run.dir=x"]
     plain = ["run_name=hydra-nets", "+note=a..b", "+data.path=../images", "optimizer.lr=0.5"]
-    assert [one for one in (*touching, *plain) if _is_plain(one)] == plain
+    assert [override for override in (*dangerous, *plain) if _is_plain(override)] == plain
 
 
-def test_what_ships_and_what_this_user_made_needs_no_permission(
+def test_built_in_classes_and_the_user_s_own_runs_need_no_permission(
     evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "sub").mkdir()
@@ -106,35 +106,35 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
     write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
     assert find("rerun", run_dir) is not None
     assert find("resume", run_dir) is not None
-    for name in ("config.yaml", "overrides.yaml"):  # somebody changed it since
+    for name in ("config.yaml", "overrides.yaml"):  # a changed file is not the user's any more
         before = (run_dir / name).read_text()
         (run_dir / name).write_text(before + "\n")
         with pytest.raises(ValueError, match=r"own\.Evil"):
             find("rerun", run_dir)
         (run_dir / name).write_text(before)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
     with pytest.raises(ValueError, match=r"own\.Evil"):
         find("rerun", run_dir)
     assert not evil.exists()
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path: Path):
+def test_untrusted_addresses_and_outside_paths_need_permission(address: str, tmp_path: Path):
     config, shown = ADDRESSES[address]
     folder = foreign_run(tmp_path / "run", config, [])
     with pytest.raises(ValueError, match="made by someone else") as raised:
         check_arguments(Record(folder), [config], [], [], [])
     assert shown in str(raised.value)
-    allowing = re.search(r"add (--allow-addresses .*)$", str(raised.value))
-    assert allowing is not None
-    typed = parse(["resume", "x", *shlex.split(allowing[1])])  # as the message says
-    check_arguments(Record(folder), [config], [], typed.options["allow_addresses"], [])
+    advice = re.search(r"add (--allow-addresses .*)$", str(raised.value))
+    assert advice is not None
+    command = parse(["resume", "x", *shlex.split(advice[1])])
+    check_arguments(Record(folder), [config], [], command.options["allow_addresses"], [])
     check_arguments(Record(folder), [config], [], ["*"], [])
     for key in config:
         check_arguments(Record(folder), [config], [], [], [key])
 
 
-def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: Path):
+def test_a_typed_address_replaces_an_untrusted_one(tmp_path: Path):
     config = {"callbacks": {"mlflow_logger": {"tracking_uri": "http://evil.example"}}}
     folder = foreign_run(tmp_path / "run", config, ["callbacks.mlflow_logger.tracking_uri=http://evil.example"])
     key = "callbacks.mlflow_logger.tracking_uri"
@@ -159,8 +159,8 @@ def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: P
         "explain run",
     ],
 )
-def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(command: str, tmp_path: Path, run_here: Any):
-    """In keys, values, names of files and of the run, and in what the run says of its end."""
+def test_escape_codes_in_an_untrusted_record_do_not_reach_the_terminal(command: str, tmp_path: Path, run_here: Any):
+    """The codes are in keys, values, the names of files and of the run, and in the result of the run."""
     for name in ("run", "other", "outputs"):
         folder = foreign_run(
             tmp_path / name,
@@ -177,24 +177,24 @@ def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(comma
     allow = [
         f"--{option.name}=*" for option in VERBS[verb].options if option.name in ("allow-targets", "allow-addresses")
     ]
-    for more in ([], allow):
-        ended = run_here(*command.split(), *more)
-        assert all(one.isprintable() or one in "\n\t" for one in ended.out + ended.err), repr(ended)
+    for options in ([], allow):
+        finished = run_here(*command.split(), *options)
+        assert all(char.isprintable() or char in "\n\t" for char in finished.out + finished.err), repr(finished)
 
 
 @pytest.mark.parametrize("attack", CODE)
-def test_somebody_else_s_commands_and_code_need_consent_however_they_are_given(attack: str, tmp_path: Path):
-    section, shown, allowing = CODE[attack]
+def test_untrusted_commands_and_code_need_permission_in_any_form(attack: str, tmp_path: Path):
+    section, shown, allowed = CODE[attack]
     config = {"callbacks": {"m": section}}
     folder = foreign_run(tmp_path / "run", config, [])
     with pytest.raises(ValueError, match="not part of this project: ") as raised:
         find("rerun", folder)
     assert shown in str(raised.value)
-    assert find("rerun", folder, "--allow-targets", allowing) is not None
+    assert find("rerun", folder, "--allow-targets", allowed) is not None
     assert find("rerun", folder, "callbacks=[checkpoint_saver]") is not None
 
 
-def test_arguments_that_ask_for_nothing_need_no_consent(tmp_path: Path):
+def test_harmless_arguments_need_no_permission(tmp_path: Path):
     sections = {
         "m": {"_target_": "runner.callbacks.MLPerfCallback", "cache_clear_cmd": None},
         "a": {"_target_": "runner.models.hf.network.HFNetwork", **ATTENTION, "attention": "sdpa", "lora": {"r": 4}},
@@ -206,7 +206,7 @@ def test_arguments_that_ask_for_nothing_need_no_consent(tmp_path: Path):
 
 
 def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Only what a package defines is allowed with it, also under a shorter name."""
+    """Only the classes and functions that a package defines are allowed with it, under any name in the package."""
     (tmp_path / "mine_16").mkdir()
     (tmp_path / "mine_16" / "__init__.py").write_text(
         "import functools, pathlib, torch\nfrom .models import Net\n"
@@ -232,7 +232,7 @@ def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monke
             assert find("rerun", folder, allowed) is not None
 
 
-def test_what_was_typed_counts_also_if_somebody_else_s_record_says_that_it_was_typed_before(tmp_path: Path):
+def test_a_typed_override_counts_even_if_an_untrusted_record_lists_the_same_override(tmp_path: Path):
     typed = "callbacks.mlflow_logger.tracking_uri=sqlite:///mine.db"
     evil = {"mlflow_logger": {"_target_": "runner.callbacks.MLflowLogger", "tracking_uri": "http://evil.example"}}
     folder = foreign_run(tmp_path / "run", {"callbacks": evil}, [typed])
@@ -243,7 +243,7 @@ def test_what_was_typed_counts_also_if_somebody_else_s_record_says_that_it_was_t
 
 
 @pytest.mark.parametrize("has_record", [True, False])
-def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Path):
+def test_links_and_pipes_in_an_untrusted_folder_are_refused(has_record: bool, tmp_path: Path):
     folder, checkpoints = foreign_run(tmp_path / "run", {}, []), tmp_path / "run" / "checkpoints"
     (checkpoints / "ep1").mkdir(parents=True)
     (checkpoints / "ep1" / "manifest.json").write_text('{"files": {}}')
@@ -254,7 +254,7 @@ def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Pat
     for make in (
         lambda path: path.symlink_to(tmp_path / "secret"),
         lambda path: path.symlink_to("../../.."),
-        os.mkfifo,  # reading it never ends
+        os.mkfifo,  # reading it would never end
     ):
         for name in ("mlflow", "result.json", "checkpoints/ep1/model.pt", "git.patch"):
             make(folder / name)
@@ -276,10 +276,10 @@ def dump(content: Any, path: Path) -> None:
         pytest.param("model.pt", dump, "was not written by this project", marks=pytest.mark.slow),
     ],
 )
-def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(
+def test_a_malicious_checkpoint_is_refused_without_running_its_code(
     name: str, write: Any, reason: str, tmp_path: Path, run_app: Any
 ):
-    """The checkpoint is complete as its author made it: only its content is malicious."""
+    """The manifest matches the malicious file, so only the content shows that it is malicious."""
     run_app(*SHORT, *QUIET, "hydra.run.dir=run")
     checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
     write({"weight": Evil()}, checkpoint / name)
@@ -287,20 +287,20 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    named = f"run/checkpoints/{checkpoint.name}"
-    commands = [("resume", named, LONGER)]
+    path = f"run/checkpoints/{checkpoint.name}"
+    commands = [("resume", path, LONGER)]
     if name == "model.pt":
-        commands += [("eval", named), (*SHORT, *QUIET, f"trainer.load_path={named}", "hydra.run.dir=other")]
+        commands += [("eval", path), (*SHORT, *QUIET, f"trainer.load_path={path}", "hydra.run.dir=other")]
     for command in commands:
         refused = run_app(*command, exit_code=2)
         assert refused.stderr.count("error: ") == 1 and reason in refused.stderr
         assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
-    goes_on = run_app("resume", "run", LONGER)  # from the checkpoint before it
-    assert f"{checkpoint.name} is not used" in goes_on.stderr and reason in goes_on.stderr
+    resumed = run_app("resume", "run", LONGER)  # from the previous checkpoint
+    assert f"{checkpoint.name} is not used" in resumed.stderr and reason in resumed.stderr
     assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
     with contextlib.chdir(tmp_path / "run"):
         pickle.loads(pickle.dumps(Evil()))
-    assert (tmp_path / "run" / "ran").exists()  # as it would be without the check
+    assert (tmp_path / "run" / "ran").exists()  # so unpickling would have run the code
 
 
 LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
@@ -308,7 +308,7 @@ LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
 
 @pytest.fixture
 def attacked(folder: Path, asked: tuple[str, list[str]], run_app: Any) -> dict[str, str | None]:
-    """The environment of a user whose run came back with another `mlflow/` folder, and with links to a secret file."""
+    """The environment of a user whose run was returned with a malicious `mlflow/` folder and links to a secret file."""
     (folder / "outputs" / "mlflow.db").rename(folder / "store.db")
     shutil.copy(folder / "store.db", folder / "theirs.db")
     run_app(*LOGGED, "hydra.run.dir=run", env={"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/theirs.db"})
@@ -320,10 +320,10 @@ def attacked(folder: Path, asked: tuple[str, list[str]], run_app: Any) -> dict[s
     return {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/outputs/mlflow.db"}
 
 
-def test_a_foreign_mlflow_folder_is_sent_to_nobody(
+def test_the_mlflow_files_of_an_untrusted_run_are_not_sent(
     attacked: dict[str, str | None], folder: Path, asked: tuple[str, list[str]], run_app: Any
 ):
-    (folder / "run" / "signature").write_text("of somebody else")
+    (folder / "run" / "signature").write_text("another user's")
     assert read_target(folder / "run" / "mlflow") is None
     refused = run_app("sync", "run", exit_code=2, env=attacked)
     assert str(folder / "run" / "link") in refused.stderr
@@ -334,20 +334,20 @@ def test_a_foreign_mlflow_folder_is_sent_to_nobody(
     assert not asked[1] and (folder / "victim.npy").read_text() == "precious"
 
 
-def test_a_foreign_mlflow_folder_of_an_own_run_steals_and_deletes_nothing(
+def test_a_malicious_mlflow_folder_in_the_user_s_run_uploads_and_deletes_nothing(
     attacked: dict[str, str | None], folder: Path, asked: tuple[str, list[str]], run_app: Any
 ):
-    """The record is the user's own, so links may stand in it: the run goes to the user's own store."""
+    """The record is the user's own, so it may contain links; the run is logged to the user's own store."""
     run_app("resume", "run", "trainer.max_duration=3ep", env=attacked)
     assert not asked[1] and (folder / "victim.npy").read_text() == "precious"
     assert query(folder, "select name from experiments where name != 'Default'") == [("runner",)]
     assert query(folder, "select status from runs") == [("FINISHED",)]
-    stolen = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]
-    assert stolen and not any("a secret" in path.read_text(errors="replace") for path in stolen)
+    artifacts = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]
+    assert artifacts and not any("a secret" in path.read_text(errors="replace") for path in artifacts)
     assert not (folder / "into").exists() and not list(folder.rglob("stolen"))
-    said = (folder / "run" / "mlflow" / "writer.log").read_text()
-    assert said.count("artifact was left out") == 5 and "/proc is not in the run's folder" in said
-    assert f"{folder / 'secret.txt'} is not in the run's folder" in said
+    log = (folder / "run" / "mlflow" / "writer.log").read_text()
+    assert log.count("artifact was left out") == 5 and "/proc is not in the run's folder" in log
+    assert f"{folder / 'secret.txt'} is not in the run's folder" in log
 
 
 KEY = "callbacks.mlflow_logger.tracking_uri"
@@ -356,19 +356,19 @@ KEY = "callbacks.mlflow_logger.tracking_uri"
 QUICK = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "callbacks.mlflow_logger.close_timeout=0")
 
 
-def test_a_password_stands_nowhere(tmp_path: Path, run_here: Any):
+def test_a_password_is_neither_printed_nor_written(tmp_path: Path, run_here: Any):
     host = f"127.0.0.1:{find_free_port()}"
     address = f"{KEY}='http://bob:s3cr@t@{host}/?token=s3cr-t'"
-    said = [run_here(*QUICK, address, "hydra.run.dir=run", code=0)]
+    commands = [run_here(*QUICK, address, "hydra.run.dir=run", code=0)]
     assert f"tracking_uri: http://***@{host}/?token=***" in (tmp_path / "run" / "config.yaml").read_text()
-    for command in (("resume", "run", LONGER), ("sync", "run")):
-        said.append(run_here(*command, code=2))
-        assert f"error: {KEY}='http://***@{host}/?token=***': " in said[-1].err
-        assert "type the full value again" in said[-1].err
-    said.append(run_here("resume", "run", LONGER, address, code=0))
-    assert "tracking_uri" not in said[-1].err  # not a change
+    for arguments in (("resume", "run", LONGER), ("sync", "run")):
+        commands.append(run_here(*arguments, code=2))
+        assert f"error: {KEY}='http://***@{host}/?token=***': " in commands[-1].err
+        assert "type the full value again" in commands[-1].err
+    commands.append(run_here("resume", "run", LONGER, address, code=0))
+    assert "tracking_uri" not in commands[-1].err  # it is not reported as a change
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "FINISHED"
-    said.append(run_here(*QUICK, address, "objective=none", code=2))
-    assert not [one for one in said if "s3cr" in one.out + one.err]
+    commands.append(run_here(*QUICK, address, "objective=none", code=2))
+    assert not [command for command in commands if "s3cr" in command.out + command.err]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [str(path) for path in files if b"s3cr" in path.read_bytes()] == []

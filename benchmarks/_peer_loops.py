@@ -1,7 +1,7 @@
 """One training run with one library, for `benchmarks/peers.py`, which starts this file in the library's environment.
 
-With every library, the same clock is read at the same place: when the library requests the first batch of a window of
-steps. There the run waits, so that other libraries can take their turns.
+The clock is read at the same point with every library: when the library requests the first batch of a window of steps.
+The run then waits, so that the other libraries can take their turns.
 """
 
 # pyright: reportMissingImports=false
@@ -41,12 +41,12 @@ SETTINGS = ("bare", "callbacks", "logged")
 
 
 class Ready(Dataset):
-    """Ready-made batches; the first of each window is handed out when the parent process says so.
+    """A data set of batches that are ready to use; the first batch of each window waits for the parent process.
 
     Args:
         task: a key of `TASKS`.
         windows: number of windows.
-        turn: called at the start of each window.
+        turn: called at the start of each window; it waits for this library's turn.
     """
 
     def __init__(self, task: str, windows: int, turn: Callable[[], None]) -> None:
@@ -82,13 +82,13 @@ def make_optimizer(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(network.parameters(), lr=0.01)
 
 
-def ten(start: Callable[[int], Any], end: Callable[[int], Any]) -> list[Any]:
-    """Return five callbacks for the start of a step and five for its end, made by two functions."""
+def ten_hooks(start: Callable[[int], Any], end: Callable[[int], Any]) -> list[Any]:
+    """Return five callbacks for the start of a step and five for its end, made by two functions of their number."""
     return [*map(start, range(5)), *map(end, range(5))]
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, as each callback here does."""
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Serve as the hook of each callback."""
 
 
 def run_torch(network: nn.Module, loader: DataLoader, setting: str) -> None:
@@ -120,13 +120,13 @@ def run_ours(network: nn.Module, loader: DataLoader, setting: str) -> None:
             return {}
 
     def hook(name: str) -> Callable[[int], Callback]:
-        return lambda number: type(f"Watch{number}{name}", (Callback,), {name: nothing})()
+        return lambda number: type(f"Watch{number}{name}", (Callback,), {name: do_nothing})()
 
     with Trainer(
         model=Plain(network, 10),
         train_dataloader=loader,
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        callbacks=ten(hook("batch_start"), hook("batch_end")) if setting == "callbacks" else [],
+        callbacks=ten_hooks(hook("batch_start"), hook("batch_end")) if setting == "callbacks" else [],
         loggers=[TensorBoardLogger()] if setting == "logged" else [],
         device="cpu",
         progress_bar=False,
@@ -137,7 +137,7 @@ def run_ours(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def run_ignite(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with an Engine and an update function, as at the beginning of its documentation."""
+    """Train with an Engine and an update function, as the first example of its documentation does."""
     from ignite.engine import Engine, Events
     from ignite.handlers import TensorboardLogger
 
@@ -153,7 +153,7 @@ def run_ignite(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
     trainer = Engine(update)
     if setting == "callbacks":
-        for event in ten(lambda _: Events.ITERATION_STARTED, lambda _: Events.ITERATION_COMPLETED):
+        for event in ten_hooks(lambda _: Events.ITERATION_STARTED, lambda _: Events.ITERATION_COMPLETED):
             trainer.add_event_handler(event, lambda engine: None)
     logger = TensorboardLogger(log_dir="logs") if setting == "logged" else None
     if logger is not None:
@@ -205,7 +205,7 @@ def run_mmengine(network: nn.Module, loader: DataLoader, setting: str) -> None:
         hooks["logger"]["interval"] = 1
 
     def hook(name: str) -> Callable[[int], Any]:
-        return lambda number: type(f"Watch{number}{name}", (mmengine.hooks.Hook,), {name: nothing})()
+        return lambda number: type(f"Watch{number}{name}", (mmengine.hooks.Hook,), {name: do_nothing})()
 
     Runner(
         model=Wrapped(),
@@ -214,7 +214,7 @@ def run_mmengine(network: nn.Module, loader: DataLoader, setting: str) -> None:
         train_cfg={"by_epoch": True, "max_epochs": 1},
         optim_wrapper={"optimizer": make_optimizer(network)},
         default_hooks=hooks,
-        custom_hooks=ten(hook("before_train_iter"), hook("after_train_iter")) if setting == "callbacks" else None,
+        custom_hooks=ten_hooks(hook("before_train_iter"), hook("after_train_iter")) if setting == "callbacks" else None,
         visualizer={"type": "Visualizer", "vis_backends": [{"type": "TensorboardVisBackend"}]}
         if setting == "logged"
         else None,
@@ -242,11 +242,11 @@ def run_lightning(network: nn.Module, loader: DataLoader, setting: str) -> None:
             return make_optimizer(self)
 
     def hook(name: str) -> Callable[[int], Callback]:
-        return lambda number: type(f"Watch{number}{name}", (Callback,), {name: nothing})()
+        return lambda number: type(f"Watch{number}{name}", (Callback,), {name: do_nothing})()
 
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     logging = {"logger": TensorBoardLogger("logs"), "log_every_n_steps": 1, **quiet}
-    watchers = ten(hook("on_train_batch_start"), hook("on_train_batch_end"))
+    watchers = ten_hooks(hook("on_train_batch_start"), hook("on_train_batch_end"))
     Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -256,7 +256,7 @@ def run_lightning(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def run_transformers(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with the Trainer of Hugging Face and our own loader, with everything optional switched off."""
+    """Train with Hugging Face's Trainer and the same loader, with everything optional switched off."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Wrapped(nn.Module):
@@ -268,19 +268,19 @@ def run_transformers(network: nn.Module, loader: DataLoader, setting: str) -> No
             logits = self.network(inputs)
             return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
-    class Own(Trainer):
+    class TrainerWithLoader(Trainer):
         def get_train_dataloader(self) -> DataLoader:
             return loader
 
     def hook(name: str) -> Callable[[int], TrainerCallback]:
-        return lambda number: type(f"Watch{number}{name}", (TrainerCallback,), {name: nothing})()
+        return lambda number: type(f"Watch{number}{name}", (TrainerCallback,), {name: do_nothing})()
 
     logged = setting == "logged"
     os.environ["TENSORBOARD_LOGGING_DIR"] = "logs"
     loader.dataset.batches = [{"inputs": inputs, "labels": labels} for inputs, labels in loader.dataset.batches]  # type: ignore[attr-defined]
     model, steps = Wrapped(), len(loader)
     optimizer = make_optimizer(model)
-    trainer = Own(
+    trainer = TrainerWithLoader(
         model=model,
         args=TrainingArguments(
             output_dir="logs",
@@ -294,7 +294,7 @@ def run_transformers(network: nn.Module, loader: DataLoader, setting: str) -> No
             disable_tqdm=True,
         ),
         train_dataset=loader.dataset,
-        callbacks=ten(hook("on_step_begin"), hook("on_step_end")) if setting == "callbacks" else None,
+        callbacks=ten_hooks(hook("on_step_begin"), hook("on_step_end")) if setting == "callbacks" else None,
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)),
     )
     trainer.remove_callback(PrinterCallback)
@@ -319,7 +319,7 @@ def run_composer(network: nn.Module, loader: DataLoader, setting: str) -> None:
             return F.cross_entropy(outputs, batch[1])
 
     def hook(name: str) -> Callable[[int], Callback]:
-        return lambda number: type(f"Watch{number}{name}", (Callback,), {name: nothing})()
+        return lambda number: type(f"Watch{number}{name}", (Callback,), {name: do_nothing})()
 
     Trainer(
         model=Model(),
@@ -328,14 +328,14 @@ def run_composer(network: nn.Module, loader: DataLoader, setting: str) -> None:
         max_duration="1ep",
         device="cpu",
         device_train_microbatch_size=len(loader.dataset[1][1]),
-        callbacks=ten(hook("batch_start"), hook("batch_end")) if setting == "callbacks" else None,
+        callbacks=ten_hooks(hook("batch_start"), hook("batch_end")) if setting == "callbacks" else None,
         loggers=TensorboardLogger(log_dir="logs") if setting == "logged" else None,
         progress_bar=False,
     ).fit()
 
 
 def count_logged() -> int:
-    """Return the number of losses in the event files, of the tag with the most among those named after a loss."""
+    """Return the number of losses that were logged: the most values of any tag that is named after a loss."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     most = 0
@@ -346,9 +346,9 @@ def count_logged() -> int:
 
 
 def main(name: str, task: str, setting: str, windows: str) -> None:
-    """Train in the working directory; before each window, write a line with the CPU seconds and wait for one."""
+    """Train in the working directory; before each window, print a line with the CPU seconds, and wait for a line."""
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keep output of the libraries away from the parent
+    os.dup2(2, 1)  # the libraries print to stderr, so that the parent reads only the reports
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
 

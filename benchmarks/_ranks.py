@@ -1,4 +1,4 @@
-"""Start ranks for a benchmark: processes that join over gloo and run a function together."""
+"""Start ranks for a benchmark: processes that form a gloo group and run a function together."""
 
 from __future__ import annotations
 

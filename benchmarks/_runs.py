@@ -32,8 +32,8 @@ class Result:
     """The result of a run.
 
     Attributes:
-        error: value of the evaluation at the end, lower is better: the share of images that are classified wrongly, or
-            bits per byte.
+        error: error of the final evaluation, of which lower is better: the share of images that are classified
+            wrongly, or bits per byte.
         seconds: CPU time of training, and of preparing the weights that are evaluated. It does not include the start
             (imports, data, the model) or evaluations.
     """
@@ -68,7 +68,7 @@ def train(run: Run) -> Result:
     with tempfile.TemporaryDirectory() as folder, build.build(experiment, Path(folder), "run") as trainer:
         start_time = time.process_time()
         trainer.fit()
-        with evaluation_weights(trainer.state):  # this estimates the batch norm of averaged weights, and keeps it
+        with evaluation_weights(trainer.state):  # estimates batch norm for averaged weights, and keeps it
             seconds = time.process_time() - start_time
         values = trainer.eval()["eval"]
     if "MulticlassAccuracy" in values:
@@ -82,8 +82,8 @@ def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Ru
     Args:
         runs: the runs to train, in this order.
         jobs: number of processes at a time.
-        path: a file of JSON lines. Runs in it are not trained again; others are added when they finish. It identifies
-            runs by their arguments only, so delete it after changing the code.
+        path: a file of JSON lines. Runs that are in it are not trained again, and new results are added to it. It
+            identifies runs only by their arguments, so delete it after changing the code.
     """
     runs = list(dict.fromkeys(runs))
     results_by_run = _read(path) if path else {}
@@ -113,7 +113,7 @@ def seeds_from(first: int, count: int) -> range:
 
 
 def _start_process() -> None:
-    """Do the one-time work of a process before its first run, so that it does not count in the time of a run."""
+    """Train two batches, so that the one-time work of a process does not count in the time of its first run."""
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -123,7 +123,7 @@ def _start_process() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends, for whatever reason: nobody would wait for a result."""
+    """End this process when its parent ends for any reason, because its results are not needed any more."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

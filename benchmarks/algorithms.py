@@ -1,6 +1,6 @@
-"""Measure each algorithm alone: its cost to reach a fixed target, relative to a plain recipe, losers included.
+"""Measure the cost of each algorithm to reach a fixed error, relative to a plain recipe without it.
 
-    python benchmarks/algorithms.py                          # both tasks; takes long, resumes if interrupted
+    python benchmarks/algorithms.py                          # both tasks; takes long, and resumes if interrupted
     python benchmarks/algorithms.py --task digits --only cutmix --seeds 3
     python benchmarks/algorithms.py --write                  # puts the tables into docs/algorithms.md
 
@@ -17,7 +17,7 @@ Each seed makes a pair of runs, and pairs are compared as by `runner verdict`: b
 difference at the estimated slope, and a ratio is bold if the sign-flip test finds that it differs from 1, corrected by
 Holm's method for all changes at that budget.
 
-Limits: no settings other than those shown were tried, and both networks are small.
+The tables include changes that make a recipe worse. Only the settings shown were tried, and both networks are small.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from _runs import ROOT, Result, Run, results, seeds_from
 
 from runner.comparing.decision import LEVEL, Samples, count_needed, decide
 
-RANGE = 4.0  # largest ratio, and inverse of the smallest, that half to twice a budget can show
+RANGE = 4.0  # ratios above it, or below its inverse, cannot be told from budgets between half of B and 2 B
 FACTORS = (0.5, 1.0, 2.0)
 FIRST_SEED = 1000  # settings were chosen with other seeds
 
@@ -224,7 +224,7 @@ def rows(
         costs = ratios(errors[""], [errors[change] for change in changes])
         for change, cost in zip(changes, costs, strict=True):
             pairs = zip(chain(*trained[""]), chain(*trained[change]), strict=True)
-            # The median, because a run sometimes shares its core.
+            # The median, because a run sometimes shares its core with another process.
             time = statistics.median(after.seconds / before.seconds for before, after in pairs)
             cells[change] += [cost, cost.times(time)]
     return cells

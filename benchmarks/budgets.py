@@ -2,8 +2,8 @@
 
     python benchmarks/budgets.py --runs 20 --budget 20s
 
-Each run is a separate command that measures, trains and evaluates. The output shows the seconds of training, by the
-clock of the run, and their deviation from the budget.
+Each run is a separate command that measures a few steps, trains and evaluates. The output shows the seconds of
+training, by the clock of the run, and their deviation from the budget.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 - split: the same differences between tensor_parallel=2 and ddp, on two ranks, and on four together with fsdp, for each
   algorithm and optimizer that fits, in 64 bits: only the metric, in 32 bits, differs in more than the last digits.
 - layouts: a run saved on two ranks, gathered and in shards, and loaded on 1 to 4 ranks: its weights and moments, with a
-  vocabulary that does not divide, and the weights after further training, compared with the whole run.
+  vocabulary whose size two ranks cannot divide, and the weights after further training, compared with the whole run.
 - memory: bytes of weights, gradients and optimizer states of a GPT of 50 million weights on each of four ranks.
 - save: how long training on four ranks stands still while a GPT with AdamW is saved in shards in the background, into
   the memory of the previous save, and how long a plain copy of each rank's tensors takes; for comparison, the first
@@ -48,7 +48,7 @@ from runner.trials.sizes import size_of
 
 EXACT: dict[str, Any] = {"exact": True}  # 64 bits, and no dropout, whose masks differ between ranks
 LIMIT = 0.30
-"""Largest share of the bytes of a rank with ddp that one of four ranks may hold with fsdp."""
+"""Limit of the bytes of one of four ranks with fsdp, relative to the bytes of a rank with ddp."""
 COPY_LIMIT = 1.2
 """Longest time that training may stand still for a save in the background, as a multiple of a plain copy."""
 ROUNDS = 5
@@ -120,7 +120,7 @@ class Held(Callback):
     """Counts the bytes that this rank holds after each step."""
 
     def batch_end(self, state, logger):
-        """Measure."""
+        """Count the bytes of weights, gradients and optimizer states."""
         weights = [*state.unwrapped_model.parameters()]
         entries = [entry for optimizer in state.optimizers for entry in optimizer.state.values()]
         states = [tensor for entry in entries for tensor in entry.values()]
@@ -209,7 +209,7 @@ def format_difference(value: float) -> str:
 
 
 def show_cases(folder: Path) -> bool:
-    """Print the table of cases; return whether only those differ that may."""
+    """Print the table of cases; return whether all are bit-identical, except for those that round differently."""
     print("two ranks: fsdp - ddp, resumed with fsdp - whole, saved with fsdp and resumed with ddp - whole")
     results = start(compare_cases, 2, folder)
     for name, values in results.items():
@@ -232,7 +232,7 @@ def show_split(folder: Path) -> bool:
 
 
 def show_layouts(folder: Path) -> bool:
-    """Print the table of layouts; return whether only those differ that may."""
+    """Print the table of layouts; return whether weights are equal after loading, and on two ranks after training."""
     passed = True
     print("saved by fsdp on two ranks: loaded, and trained on from there - whole")
     for kind in ("gathered", "sharded"):
@@ -262,7 +262,7 @@ def show_memory(folder: Path) -> bool:
 
 
 def show_save(folder: Path, megabytes: int = 1000) -> bool:
-    """Print the duration of saves; return whether training stands still no longer than the limit."""
+    """Print the durations of saves; return whether training stands still no longer than the limit."""
     results: dict[str, float] = start(partial(measure_save, megabytes), 4, folder)
     print(f"four ranks, {results['megabytes']:.0f} MB of weights and moments: ms on the slowest rank")
     print(f"copy {1e3 * results['copy']:.0f}, stands still {1e3 * results['stands still']:.0f},", end=" ")

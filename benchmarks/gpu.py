@@ -2,11 +2,12 @@
 
     python benchmarks/gpu.py            # everything
     python benchmarks/gpu.py loops      # sections with this word in their names
-    python benchmarks/gpu.py --dry-run  # without a GPU, at tiny sizes: tests this file, measures nothing
+    python benchmarks/gpu.py --dry-run  # without a GPU, at tiny sizes: tests this file, but measures nothing
 
-Times are medians of rounds that take turns, over steps with the device synchronized at both ends. Each section has a
-share of the minutes, and what earlier sections left; one that uses them up is cut off and says so. The exit code is 1
-if a limit is exceeded or a section fails or is cut off, and 2 without a GPU.
+Times are medians of rounds that take turns; the device is synchronized before and after the timed steps. Each section
+gets a share of the minutes, plus the time that earlier sections have not used; a section that runs out of time is cut
+off, and the table says so. The exit code is 1 if a limit is exceeded or a section fails or is cut off, and 2 without a
+GPU.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 PRECISION = "amp_bf16" if ON_GPU else "fp32"
 ROUNDS = 3 if ON_GPU else 1
 WARM_UP, STEPS = (10, 40) if ON_GPU else (1, 2)
-FEW_STEPS = 10 if ON_GPU else 2  # for each of the many plug-ins
-LIMIT = 1.01  # times the hand-written loop, in time and in peak memory
+FEW_STEPS = 10 if ON_GPU else 2  # steps for each plug-in, because there are many plug-ins
+LIMIT = 1.01  # of time and of peak memory, relative to the hand-written loop
 NEEDS_GPU = "needs a GPU"
 NETWORKS = ("gpt", "resnet18")
-# Size of the vocabulary, and tokens of a sequence.
+# For each network for texts, the size of its vocabulary and the tokens of a sequence.
 TEXTS: dict[str, tuple[int, int]] = {"gpt": (50304, 512), "llama": (128256, 1024)}
 if not ON_GPU:
     TEXTS = dict.fromkeys(TEXTS, (64, 8))
@@ -85,7 +86,7 @@ class Row:
 
 
 class OutOfTime(Exception):
-    """The time of a section is over."""
+    """A section has used up its time."""
 
 
 @dataclass
@@ -151,7 +152,7 @@ def batch_size(name: str) -> int:
 
 
 def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of both sides, the fastest version that torch has."""
+    """Return the optimizer of both loops, in torch's fastest version."""
     return torch.optim.AdamW(parameters, lr=1e-4, fused=True if ON_GPU else None)
 
 
@@ -310,7 +311,7 @@ def plug_ins() -> Iterator[Row]:
             for network, seconds in plain.items():
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                        plug_in: Any = [getattr(module, name)(**operations.GIVEN.get(name, {}))]
+                        plug_in: Any = [getattr(module, name)(**operations.ARGUMENTS.get(name, {}))]
                         group = module.__name__.rpartition(".")[2]
                         seconds_with = by_trainer(network, steps=FEW_STEPS, **{group: plug_in})
                 except (TypeError, ValueError):
@@ -445,7 +446,7 @@ def one_rank() -> Iterator[Row]:
     yield Row("largest difference of a weight", float((weights[True] - weights[False]).abs().max()), 0, "")
 
 
-# Each with its share of the time, in percent.
+# Each section with its share of the time, in percent.
 SECTIONS: dict[Callable[[], Iterator[Row]], int] = {
     loops: 10,
     syncs: 2,
@@ -462,7 +463,7 @@ SECTIONS: dict[Callable[[], Iterator[Row]], int] = {
 
 
 def measure(section: Callable[[], Iterator[Row]]) -> Iterator[tuple[str, str, bool]]:
-    """Yield the title, the value and the failure of each row of a section, and of an error that ends it."""
+    """Yield each row of a section as its title, its value and whether it failed; an error is a row that failed."""
     try:
         for row in section():
             value = row.value if isinstance(row.value, str) else f"{row.value:.3f} {row.unit}".rstrip()
@@ -509,7 +510,7 @@ def main(arguments: list[str]) -> int:
             failed |= is_failed
             print(f"{title:>36}: {value}", flush=True)
             table.append(f"| {section.__name__} | {title} | {value} |".replace("\n", " "))
-        options.table.write_text("\n".join(table) + "\n")  # now, so that a killed run leaves what it has measured
+        options.table.write_text("\n".join(table) + "\n")  # after each section, in case this process is killed
     print(f"\n{time.monotonic() - start_time:.0f} s; table in {options.table}")
     return int(failed)
 

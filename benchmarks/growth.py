@@ -85,7 +85,7 @@ def cpu_seconds() -> float:
 
 
 def shard_in_cache(files: int, full: bool) -> float:
-    """Return the mean CPU seconds to fetch a shard into a cache with `files` shards that is full, or a tenth full."""
+    """Return the mean CPU seconds to fetch a shard into a cache of `files` shards, which is full or a tenth full."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(files):
             Path(folder, f"{number:032x}.shard").write_bytes(bytes(SHARD_SIZE))
@@ -95,7 +95,7 @@ def shard_in_cache(files: int, full: bool) -> float:
         def fetch(number: int) -> None:
             cache.get(f"{files + number:032x}", SHARD_SIZE, lambda path, grow: path.write_bytes(bytes(SHARD_SIZE)))
 
-        fetch(0)  # adds up the sizes of the files
+        fetch(0)  # not timed, because the cache adds up the sizes of its files the first time
         start_time = cpu_seconds()
         for number in range(1, 1 + FETCHED):
             fetch(number)

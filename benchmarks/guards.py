@@ -6,8 +6,9 @@
   with the guard; and how often it acts in 20 runs on clean text.
 - SampleLedger: how many of the digits with wrong labels, 5 % of all, are among the 8 % that it lists.
 
-The exit code is 1 if, in the mean over seeds, a run with the guard ends more than 1 % above the clean run, or a run
-without it does not; if the guard acts on clean text; or if the ledger lists less than 80 % of the wrong labels.
+The exit code is 1 in any of these cases: on average over seeds, the loss of a run with the guard is more than 1 % above
+that of the clean run, or the loss of a run without the guard is not; the guard acts on clean text; the ledger lists
+less than 80 % of the wrong labels.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from planted_runs import NONSENSE, flip_labels, keep_ledger, train_language  # n
 
 from runner.algorithms import SpikeGuard  # noqa: E402
 
-CLEAN = 20
+CLEAN = 20  # runs on clean text
 
 
 def measure_guard(seeds: int) -> bool:
     """Print losses with and without the guard; return whether it prevents the damage and ignores clean text."""
     excesses: dict[str, list[float]] = {"nonsense": [], "guard": []}
-    print("SpikeGuard: final loss    clean   nonsense   with the guard   went back")
+    print("SpikeGuard: final loss    clean   nonsense   with the guard   rollbacks")
     for seed in range(seeds):
         clean, _ = train_language(700, seed, range(0))
         damaged, _ = train_language(700, seed, NONSENSE)
@@ -57,7 +58,7 @@ def measure_ledger(seeds: int) -> bool:
             rows = keep_ledger(train, seed, run_dir=folder).tables["sample_ledger"]["rows"]
         shares.append(len({row[0] for row in rows} & {*wrong.tolist()}) / len(wrong))
     texts = ", ".join(f"{share:.0%}" for share in shares)
-    print(f"SampleLedger: of 5 % wrong labels, among the 8 % named: {texts}; mean {statistics.fmean(shares):.0%}")
+    print(f"SampleLedger: share of the wrong labels that it lists: {texts}; mean {statistics.fmean(shares):.0%}")
     return statistics.fmean(shares) >= 0.8
 
 

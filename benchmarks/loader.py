@@ -5,11 +5,11 @@
 2,000 JPEG files, made on the fly, are read with random crops and flips by the main process and by two workers. Token
 windows come from one long tensor in memory, which torch's loader indexes for each sample. The output is the ratio of
 our CPU time to torch's, including workers: the median of rounds that take turns, and the quartiles. Each case has a
-process of its own, like a run: the heap of an earlier case would change the figures.
+process of its own, because the heap of an earlier case would change the figures.
 
 Our loader seeds three generators for each sample, so that augmentation is the same for any number of workers and after
-a resume. This takes 9 us a sample, half of it for Python's `random`, however long the sample itself takes. With workers
-it saves as much: images are copied into their batch as soon as they are read, and labels are sent by value.
+a resume. This takes 9 us a sample, half of it for Python's `random`. With workers our loader saves about as much
+elsewhere: images are copied into their batch as soon as they are read, and labels are sent by value.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def cpu_seconds() -> float:
 
 
 def measure(case: str, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of an epoch in each round, after an uncounted one."""
+    """Return the CPU seconds of an epoch in each round, after a warm-up round."""
     torch.set_num_threads(1)
     variants = cases(folder)[case]()
     times: dict[str, list[float]] = {key: [] for key in variants}

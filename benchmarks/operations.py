@@ -141,7 +141,7 @@ class Watch:
 
 
 class Watching(Callback):
-    """Tells a `Watch` of each batch of a run."""
+    """Calls a `Watch` before each batch of a run."""
 
     def __init__(self, watch: Watch):
         self.watch = watch
@@ -203,7 +203,7 @@ def make_module(task: Task) -> nn.Module:
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of both sides."""
+    """Return the optimizer of both loops."""
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, foreach=True)
 
 
@@ -252,8 +252,8 @@ def with_trainer(
     return watch.counts
 
 
-# Arguments without which a callback or algorithm cannot be made, or would do nothing in such a short run.
-GIVEN: dict[str, dict[str, Any]] = {
+# Arguments that a callback or algorithm requires, or without which it would do nothing in such a short run.
+ARGUMENTS: dict[str, dict[str, Any]] = {
     "ALiBi": {"max_sequence_length": 16},
     **{name: {"mean": 0.0, "std": 1.0} for name in ("AugMix", "RandAugment", "TrivialAugment")},
     "EarlyStopper": {"monitor": "loss", "patience": "1000ep"},
@@ -270,8 +270,8 @@ LEFT_OUT = {
     "ExportForInference": "acts after training",
     "InMemoryLogger": "is in each run",
     "LoadCheckpoint": "acts before training",
-    "EventTrace": "measures the others",
-    "TorchProfiler": "measures the others",
+    "EventTrace": "measures other callbacks",
+    "TorchProfiler": "measures other callbacks",
     "WandBLogger": "needs an account",
     "MLPerfCallback": "needs mlperf_logging",
     "TensorBoardLogger": "needs tensorboard",
@@ -298,7 +298,9 @@ def additions(name: str, kind: Any, folder: Path, device: str = "cpu") -> Iterat
     key = "callbacks" if kind is runner.callbacks else "algorithms"
     for title, task in TASKS.items():
         plain = with_trainer(task, folder / "plain", device=device).row()
-        arguments = {"tracking_uri": f"sqlite:///{folder}/mlflow.db"} if name == "MLflowLogger" else GIVEN.get(name, {})
+        arguments = (
+            {"tracking_uri": f"sqlite:///{folder}/mlflow.db"} if name == "MLflowLogger" else ARGUMENTS.get(name, {})
+        )
         try:
             plug_in = getattr(kind, name)(**arguments)
             counts = with_trainer(task, folder / f"{name}-{title}", device=device, **{key: [plug_in]})
@@ -337,10 +339,10 @@ def main() -> int:
         print(f"a step on {arguments.device}, torch {torch.__version__}")
         print(HEADER)
         for title, task in TASKS.items():
-            hand = by_hand(task, arguments.device).row()
-            ours = with_trainer(task, Path(folder), device=arguments.device).row()
-            print_row(f"{title} by hand", hand)
-            more = [after - before for after, before in zip(ours, hand, strict=True)]
+            by_hand_row = by_hand(task, arguments.device).row()
+            trainer_row = with_trainer(task, Path(folder), device=arguments.device).row()
+            print_row(f"{title} by hand", by_hand_row)
+            more = [after - before for after, before in zip(trainer_row, by_hand_row, strict=True)]
             print_row("  with the Trainer, more", more, "+")
         if arguments.each is None:
             return 0

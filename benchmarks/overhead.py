@@ -54,9 +54,9 @@ LEFT_OUT = {
     "SampleLedger": "needs a loader whose order is known",
     "SweepPruner": "needs a sweep",
     "ExportForInference": "acts after training",
-    "WandBLogger": "works in a thread of wandb, for which no clock here waits",
-    "EventTrace": "measures other callbacks, and so takes half a microsecond for each of their calls",
-    "TorchProfiler": "measures other callbacks too, in a few batches",
+    "WandBLogger": "works in a thread of wandb, which the clock here does not wait for",
+    "EventTrace": "measures other callbacks, which adds half a microsecond to each of their calls",
+    "TorchProfiler": "measures other callbacks, in a few batches",
 }
 
 
@@ -111,7 +111,7 @@ def ready_batches() -> DataLoader:
 
 
 class Indexed:
-    """The batches of an epoch in a new order each time, by plain indexing."""
+    """Batches selected by plain indexing, in a new order each epoch."""
 
     def __init__(self) -> None:
         self.inputs, self.targets = make_data()
@@ -125,7 +125,7 @@ class Indexed:
 
 
 def hand_written(batches: Iterable[Any]) -> Callable[[], float]:
-    """Return a function that runs an epoch of a carefully hand-written loop, and returns its seconds."""
+    """Return a function that trains an epoch in a carefully hand-written loop, and returns the CPU seconds."""
     module = make_module()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
@@ -191,7 +191,7 @@ def with_trainer(
 
 
 def make(name: str, folder: Path) -> Callback:
-    """Return a shipped callback by its class name, with its defaults, and so that it does not end the run."""
+    """Return a built-in callback by its class name, with default arguments, or with some that do not end the run."""
     arguments: dict[str, dict[str, Any]] = {
         "EarlyStopper": {"monitor": "loss", "patience": "1000ep"},
         "Generate": {"prompts": ["def "]},

@@ -3,8 +3,8 @@
     python benchmarks/own_loop.py
 
 The loop is that of `overhead.py`: an MLP at batch 32 with one thread, 400 steps a round. Plain and recorded rounds take
-turns. The time of the loop's own thread is what training waits for; that of the process includes the thread that
-reads values back and writes them to the spool, which another core can do.
+turns. Training waits only for the time of the loop's own thread. The time of the process includes the thread that reads
+values back and writes them to the spool, which can use another core.
 """
 
 from __future__ import annotations

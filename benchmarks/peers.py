@@ -1,15 +1,15 @@
 """Compare the time of a training step in this project and in other libraries, in one run in which they take turns.
 
     python benchmarks/peers.py                   # every library; about ten minutes, and 250 MB of packages at first
-    python benchmarks/peers.py ignite lightning  # these, with the hand-written loop and this project
+    python benchmarks/peers.py ignite lightning  # only these, the hand-written loop and this project
 
 Each library has an environment of its own in build/peers with its further packages; it also sees the packages of this
 environment, so that all use the same torch. If a library cannot be installed or run, the output says why.
 
 All train the same network on the same ready-made batches, in one thread, with plain SGD. The processes of the libraries
-take turns, a window of steps each. The CPU time of the whole process from the start of one window to the start of the
-next counts, including threads in the background. The ratio to the hand-written loop is computed for each window; the
-output is the median. The loop of each library is in `_peer_loops.py`.
+take turns, a window of steps each. The CPU time of the whole process, including its background threads, is measured
+from the start of one window to the start of the next. The ratio to the hand-written loop is computed for each window;
+the output is the median. The loop of each library is in `_peer_loops.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REQUIRED: dict[str, list[str]] = {
     "mmengine": ["mmengine", "tensorboard"],
     "lightning": ["lightning", "tensorboard"],
     "transformers": ["transformers", "accelerate", "tensorboard"],
-    # Its metadata requires torch before 2.7.1, but it works with newer versions, so install it without dependencies.
+    # Its metadata requires torch < 2.7.1, but it works with newer versions, so it is installed without dependencies.
     "composer": [
         "--no-deps", "mosaicml==0.32.1", "mosaicml-cli", "argcomplete", "arrow", "backoff", "coolname", "docker", "gql",
         "prompt-toolkit", "py-cpuinfo", "pytorch-ranger", "questionary", "ruamel.yaml", "tabulate", "tenacity",
@@ -90,7 +90,7 @@ class Peer:
         folder: a folder for its files.
 
     Raises:
-        RuntimeError: it cannot be installed, or ended; the message ends with its last line.
+        RuntimeError: the library cannot be installed, or its process ended; the message ends with its last line.
     """
 
     def __init__(self, name: str, task: str, setting: str, windows: int, folder: Path) -> None:
@@ -102,7 +102,7 @@ class Peer:
         self._errors = folder / "stderr.txt"
         command = [environment(name), str(ROOT / "benchmarks" / "_peer_loops.py"), name, task, setting, str(windows)]
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        # Keep memory: when glibc returns it depends on the imported packages, and changes a step of a ResNet by 10 %.
+        # Keep freed memory: when glibc returns it depends on the imported packages, and changes a ResNet step by 10 %.
         variables |= {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "1073741824"}
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
@@ -142,7 +142,7 @@ class Peer:
 
 
 def measure(names: list[str], task: str, setting: str, rounds: int, failed: dict[str, str]) -> dict[str, Peer]:
-    """Return the libraries with the seconds of each window, and add to `failed` those that fail, with the reason.
+    """Return the libraries with the seconds of each window, and add the reason of each failure to `failed`.
 
     Raises:
         RuntimeError: the hand-written loop failed, so nothing can be compared.

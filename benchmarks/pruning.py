@@ -3,10 +3,10 @@
     python benchmarks/pruning.py
 
 The settings are learning rates, weight decays and sizes of the hidden layer of the multi-layer perceptron on digits,
-each trained for 27 epochs and judged by the loss, in the order of the grid. One sweep trains them all, the other uses
-`+callbacks=sweep_pruner`; training is counted in batches. If the winners differ, both are trained with eight seeds, and
-`runner verdict` decides. Before that, it prints the time that Optuna takes per job: for a search by TPE, with its study
-in memory as usual or in SQLite, and for the journal of the pruner.
+each trained for 27 epochs in the order of the grid, and judged by the loss. One sweep trains all of them, the other
+uses `+callbacks=sweep_pruner`; training is counted in batches. If the winners differ, both are trained with eight
+seeds, and `runner verdict` decides. Before that, it prints the time that Optuna takes per job: for a search by TPE,
+with its study in memory as usual or in SQLite, and for the journal of the pruner.
 
 The exit code is 1 if halving trained more than a third of the batches, its winner is worse, or bookkeeping took more
 than 50 ms.
@@ -30,7 +30,7 @@ import optuna
 
 from runner.callbacks._pruning_study import PruningStudy, make_pruner
 
-MOST = 1 / 3  # share of the batches of the full sweep
+LARGEST_SHARE = 1 / 3  # of the batches of the full sweep
 BOOKKEEPING = 0.05  # seconds per job
 JOBS = 60
 EVALUATIONS = 9  # of a job
@@ -96,11 +96,11 @@ def halving(folder: Path, length: str) -> bool:
         ends = ", ".join(f"{count} {status}" for status, count in statuses.items())
         print(f"{name} sweep: {trained[name]:,} batches in {seconds:.0f} s; {ends}")
     share = trained["pruned"] / trained["full"]
-    print(f"halving trains {share:.1%} of the batches (limit {MOST:.1%})")
+    print(f"halving trains {share:.1%} of the batches (limit {LARGEST_SHARE:.1%})")
     best, pruned = (winner(folder / name) for name in trained)
     verdict = "the same" if best == pruned else decide(folder, best, pruned, length)
     print(f"winner of the full sweep: {' '.join(best.values())}; of halving: {' '.join(pruned.values())}: {verdict}")
-    return share <= MOST and verdict != "worse"
+    return share <= LARGEST_SHARE and verdict != "worse"
 
 
 def pace(work: Callable[[int], None]) -> float:

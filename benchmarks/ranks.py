@@ -50,7 +50,7 @@ class Batches(list[tuple[Tensor, ...]]):
 
     @property
     def sampler(self) -> SimpleNamespace:
-        """Declare, like a `DistributedSampler`, that each rank reads different samples, the same number on each."""
+        """Declare, like a `DistributedSampler`, that each rank reads the same number of samples, and different ones."""
         return SimpleNamespace(num_replicas=get_world_size(), rank=get_global_rank())
 
 
@@ -102,7 +102,7 @@ TASKS = {
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of both sides."""
+    """Return the optimizer of both loops."""
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 

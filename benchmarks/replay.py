@@ -3,10 +3,10 @@
     python benchmarks/replay.py [--batches 50]
     python benchmarks/replay.py outputs/mine    # for your own run; under torchrun if it has several ranks
 
-Each run saves a checkpoint every seven batches and keeps three, of which the last is then deleted. So the batches, the
-first and the last always among them, are before the first checkpoint, between two, and after the last. `runner.replay`
-trains each again, on the same number of ranks, and all digests from there on are compared with those of the run. The
-output has a line for each run; the exit code is 1 if a batch differs.
+Each run saves a checkpoint every seven batches and keeps three, of which the last is then deleted. The batches always
+include the first and the last one, so some are before the first checkpoint, some between two, and some after the last.
+`runner.replay` trains each batch again on the same number of ranks, and its digests are compared with those of the run.
+The output has a line for each run; the exit code is 1 if a batch differs.
 """
 
 from __future__ import annotations

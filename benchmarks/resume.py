@@ -7,8 +7,8 @@ time from building the Trainer to the end of the first batch, for data in memory
 ratio to the time at batch 10. The order of the epoch is drawn each time, which takes the same time at any batch.
 
 Saving: a model of 50 million parameters with its momentum. The output shows the pauses of a synchronous and of an
-asynchronous save, and the ratio of the latter to a plain copy of the same tensors. All figures are medians of runs that
-take turns.
+asynchronous save, and the ratio of the latter to the time of a plain copy of the same tensors. All figures are medians
+of runs that take turns.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def measure_save(folder: Path, rounds: int) -> bool:
 def main() -> int:
     """Print all figures; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="counted runs of each kind, after an uncounted one")
+    parser.add_argument("--rounds", type=int, default=5, help="counted runs of each kind, after a warm-up run")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         resumes_fast = measure_resume(Path(name), arguments.rounds)

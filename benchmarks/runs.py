@@ -2,9 +2,9 @@
 
     python benchmarks/runs.py
 
-Each command is a separate process that reads 5,000 folders of runs. The output shows wall and CPU seconds, the least of
-several measurements. The limit is on CPU seconds, because other processes may use the machine. The files of the runs
-are made up, in the format and size of real ones.
+Each command is a separate process that reads 5,000 folders of runs. The output shows the smallest wall and CPU seconds
+of several measurements. The limit is on CPU seconds, because other processes may use the machine. The folders are
+written by this file, with the format and size of real ones.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/shards.py
 
 Reading: the same parquet and tar files on this disk, with two worker processes. Torch's DataLoader reads them in the
-usual way for data that does not fit in memory: through an iterable data set, whose workers share out the files and draw
-from a buffer as large as the shards that we mix. The output shows samples per second of an epoch with an empty cache
-and of a later one, and their ratios to torch's. All figures are medians of rounds that take turns.
+usual way for data that does not fit in memory: through an iterable data set, whose workers divide the files and draw
+samples from a buffer as large as the shards that we mix. The output shows samples per second of an epoch with an empty
+cache and of a later epoch, and their ratios to torch's. All figures are medians of rounds that take turns.
 
 Resuming: 20 million windows of tokens in 200 shards, in batches of 16. The output shows the time from building the
 loaders to the first batch, resumed at batch 10, 10^3, 10^5 and 10^6, and its ratio to the time at batch 10.
@@ -78,7 +78,7 @@ def rows_of_tar(file: Path) -> Iterator[tuple[Any, int]]:
 
 
 class Streamed(IterableDataset[Any]):
-    """Files that workers share out, shuffled through a buffer."""
+    """Samples of files that the workers divide, shuffled through a buffer."""
 
     def __init__(self, files: list[Path], rows: Callable[[Path], Iterator[Any]], buffered: int) -> None:
         self.files, self.rows, self.buffered = files, rows, buffered
@@ -138,7 +138,7 @@ def measure_resume(folder: Path, rounds: int, shards: int, rows: int, batches: t
         (numpy.arange(rows + 1) % 251).astype(numpy.uint8).tofile(folder / f"{shard:03}.uint8")
     options: dict[str, Any] = {"path": str(folder), "cache_dir": str(folder / "cache"), "context": 1}
     options |= {"shuffle_shards": MIXED, "batch_size": TOKEN_BATCH}
-    load_token_shards(**options)  # writes the facts about each shard, so that this is not measured
+    load_token_shards(**options)  # writes the metadata of each shard now, so that this is not measured
     is_within = True
     for workers in (0, WORKERS):
         times: dict[int, list[float]] = {batch: [] for batch in batches}

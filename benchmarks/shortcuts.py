@@ -1,4 +1,4 @@
-"""Measure what each shortcut around another library saves, see `runner/libraries/shortcuts.py`.
+"""Measure how much time each shortcut around another library saves, see `runner/libraries/shortcuts.py`.
 
     python benchmarks/shortcuts.py
 

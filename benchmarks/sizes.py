@@ -3,9 +3,10 @@
     python benchmarks/sizes.py
     python benchmarks/sizes.py --replace mlflow mlflow-skinny sqlalchemy alembic
 
-Wheels of the versions in constraints.txt are fetched into build/sizes first, which is not measured. Then pip installs
-them into a new environment without a network, one dependency after another: each is charged with what those above it
-have not brought. Seconds are CPU time, mostly to unpack files and to compile them to bytecode.
+Wheels of the versions in constraints.txt are first downloaded into build/sizes, which is not measured. Then pip
+installs them into a new environment without a network, one dependency after another. The figures of a dependency
+include only the packages that earlier ones have not installed. Seconds are CPU time, mostly for unpacking files and
+compiling them to bytecode.
 """
 
 from __future__ import annotations
@@ -31,26 +32,29 @@ def disk(folder: Path) -> float:
 def pip(python: str | Path, *words: str) -> None:
     """Run pip with a Python; its output is shown if it fails."""
     command = [str(python), "-m", "pip", *words, "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}")
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{process.stdout}")
 
 
 def main() -> int:
     """Print a line for each dependency, and their sum."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replace", nargs="+", default=[], help="a dependency, and those to install in its place")
-    replaced, *others = parser.parse_args().replace or [""]
+    parser.add_argument(
+        "--replace", nargs="+", default=[], help="a dependency to leave out, and packages to install instead"
+    )
+    replaced, *replacements = parser.parse_args().replace or [""]
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     if replaced and not any(text.startswith(f"{replaced}>") for text in declared):
         parser.error(f"--replace {replaced}: pyproject.toml has no such dependency")
-    names = [text for text in declared if not replaced or not text.startswith(f"{replaced}>")] + others
+    names = [text for text in declared if not replaced or not text.startswith(f"{replaced}>")]
+    names += replacements
     pip(sys.executable, "wheel", "--wheel-dir", str(WHEELS), *CONSTRAINTS, *names)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         python = Path(folder, "bin", "python")
-        before, total = disk(Path(folder)), 0.0
-        first = before
+        first = before = disk(Path(folder))
+        total = 0.0
         for name in names:
             start_time = sum(os.times()[2:4])
             pip(python, "install", "--no-index", "--find-links", str(WHEELS), *CONSTRAINTS, name)

@@ -5,10 +5,10 @@
 The first script imports torch, composes the same config, reads the same data and trains the same network for the same
 steps, without evaluation, metrics, logging, checkpoint or plot. A second script does the work of the main job as in a
 tutorial: it reads through torch's DataLoader, logs the loss of each batch with `mlflow.log_metric`, evaluates after
-each epoch, and saves the model. All are separate processes with cached bytecode that take turns in one folder, whose
-MLflow store exists already. The output shows median wall times, and medians of the ratios of each round. It also shows
-how long a user of the runner waits for the first line on the terminal, and for the first batch, compared with a script
-that only imports torch and reads the data through scikit-learn.
+each epoch, and saves the model. All are separate processes with cached bytecode that take turns in one folder, in which
+the MLflow store already exists. The output shows median wall times, and medians of the ratios of each round. It also
+shows how long a user of the runner waits for the first line on the terminal and for the first batch, compared with a
+script that only imports torch and reads the data through scikit-learn.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def watch(folder: Path, *command: str) -> tuple[float, float]:
 def main() -> int:
     """Print the ratios; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after an uncounted one (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after a warm-up round (default 7)")
     arguments = parser.parse_args()
     times: dict[str, list[float]] = {key: [] for key in ("python -m runner", *SCRIPTS, "first line", "first batch")}
     with tempfile.TemporaryDirectory() as name:

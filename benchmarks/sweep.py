@@ -2,9 +2,9 @@
 
     python benchmarks/sweep.py
 
-The runs train the multi-layer perceptron on digits for two epochs, with the default callbacks, and differ in the seed.
-First come the commands one after the other, then the sweep with its table, picture and summary in MLflow, both with
-cached bytecode, in folders whose MLflow store exists already.
+The runs train the multi-layer perceptron on digits for two epochs, with the default callbacks, and differ only in their
+seed. The separate commands run first, one after another, and then the sweep with its table, picture and summary in
+MLflow. All use cached bytecode, and a folder in which the MLflow store already exists.
 """
 
 from __future__ import annotations

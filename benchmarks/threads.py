@@ -2,9 +2,9 @@
 
     python benchmarks/threads.py
 
-`python -m runner` uses only one thread for steps below a number of floating-point operations, see
-`runner/config/short_steps.py`. This file times steps of networks for small images, with one thread and with one for
-each core in turn. The output is the time with all threads as a multiple of the time with one, which must not be much
+`python -m runner` uses a single thread for steps below a number of floating-point operations, see
+`runner/config/short_steps.py`. This file times steps of networks for small images, in turn with one thread and with a
+thread for each core. The output is the time with all threads as a multiple of the time with one, which must not be much
 less than 1 for short steps.
 """
 
@@ -66,7 +66,7 @@ class Step:
 
 
 def main() -> int:
-    """Print the ratios; exit code 1 if all threads train a short step in far less time than one."""
+    """Print the ratios; exit code 1 if all threads together train a short step in far less time than one thread."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each number of threads (default 7)")
     arguments = parser.parse_args()

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"one thread each": 4.0, "all cores": 80.0}
-DEFAULT = "300000"  # of libgomp, if there are no more threads than cores
+DEFAULT = "300000"  # spins of libgomp by default, if there are no more threads than cores
 ARGUMENTS = ("+callbacks=[json_lines_logger]", "trainer.max_duration=3ep")
 
 

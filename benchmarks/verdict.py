@@ -2,14 +2,16 @@
 
     python benchmarks/verdict.py
 
-Most figures come from simulated comparisons of normal values. Anytime evidence is looked at after each of 40 pairs, in
-10,000 campaigns each of equal settings whose values have various distributions. The last two figures come from 200
-comparisons of trained models: sweeps of eight seeds with 16 hidden units are compared with sweeps that differ only in
-the initial weights, and with sweeps that also have a lower learning rate; and from 60 decisions each of this kind,
-which end as `runner decide` ends them. The exit code is 1 if a figure is out of
-bounds: equals are told apart in more than 5 % of cases, with looks after each pair or without, a power is more than
-three points from the promised one, an interval of six or more values contains the true mean in less than 92 % of cases,
-or anytime evidence needs more than 1.5 times the pairs of a test that knew their number.
+Most figures come from simulated comparisons of normal values. For anytime evidence, equal settings are compared in
+10,000 campaigns for each of several distributions, with a look after each of 40 pairs. The last figures come from
+trained models: in 200 comparisons, sweeps of eight seeds with 16 hidden units are compared with sweeps that differ only
+in the initial weights, and with sweeps that also have a lower learning rate; and 60 decisions of each kind end as
+`runner decide` would end them.
+
+The exit code is 1 if a figure is out of bounds: equal settings are told apart in more than 5 % of cases, with a look
+after each pair or without; a power is more than three points from the promised one; an interval of six or more values
+contains the true mean in less than 92 % of cases; or anytime evidence needs more than 1.5 times the pairs of a test
+that is given the right number of pairs in advance.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def share(happens: Callable[[np.random.Generator], bool], repeats: int = REPEATS
 
 
 def errors() -> bool:
-    """Print how often equals are told apart; return whether the shares are at most the level."""
+    """Print how often equal settings are told apart; return whether the shares are at most the level."""
     passed = True
     slack = SIGMAS * (LEVEL / REPEATS) ** 0.5
     for n in (5, 6, 8, 10, 12):
@@ -104,7 +106,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.nda
 
 
 def looks() -> bool:
-    """Print how often a look after each pair tells equals apart; return whether it is at most the level."""
+    """Print how often looks after each pair tell equal settings apart; return whether it is at most the level."""
     passed = True
     for name, draw in DISTRIBUTIONS.items():
         for candidates in (1, 5):
@@ -121,7 +123,7 @@ def looks() -> bool:
 
 
 def anytime_power() -> bool:
-    """Print the pairs that anytime evidence needs, beside the fixed test with the right number known in advance."""
+    """Print the pairs that anytime evidence needs, and those of a fixed test with the right number of pairs."""
     passed = True
     rng = np.random.default_rng(3)
     for effect in (0.5, 1.0, 2.0):
@@ -156,7 +158,7 @@ def train(seed: int, weights: int, lr: float) -> float:
 
 
 def trained() -> bool:
-    """Print how often verdicts tell trained models apart; return whether equals are within the level."""
+    """Print how often verdicts tell trained models apart; return whether equal settings are within the level."""
     decided = [0, 0]
     for sweep in range(SWEEPS):
         seeds = range(sweep * SEEDS, (sweep + 1) * SEEDS)

@@ -13,7 +13,7 @@ from benchmark_modules import FOLDER, load
 
 @pytest.fixture(scope="session")
 def runs() -> Iterator[ModuleType]:
-    """benchmarks/_runs.py, which processes that it starts find too."""
+    """benchmarks/_runs.py, on a path that the processes it starts also search."""
     sys.path.append(str(FOLDER))
     yield importlib.import_module("_runs")
     sys.path.remove(str(FOLDER))

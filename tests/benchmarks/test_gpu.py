@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py at the tiny sizes that it has without a GPU."""
+"""benchmarks/gpu.py with --dry-run, which uses tiny sizes and no GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="takes minutes
 
 
 @pytest.fixture(scope="module")
-def gpu(runs: ModuleType) -> ModuleType:  # beside which it finds operations.py
+def gpu(runs: ModuleType) -> ModuleType:  # `runs` adds the folder to the path, because gpu.py imports operations.py
     return load("benchmark_of_gpus", "gpu.py")
 
 
@@ -23,7 +23,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_runs_are_resumed_to_the_bit_and_what_needs_a_gpu_says_so(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_resumed_runs_are_bit_identical_and_other_rows_say_that_they_need_a_gpu(
+    gpu: ModuleType, capsys: pytest.CaptureFixture[str]
+):
     assert gpu.main(["resumed", "syncs", "out_of_memory", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "dry run at tiny sizes, which measure nothing" in printed
@@ -49,7 +51,7 @@ def test_a_section_is_cut_off_after_its_share_of_the_time(
         yield gpu.Row("after", gpu.by_hand("resnet18"))
 
     def short() -> Iterator[object]:
-        """Has the time that is left."""
+        """Gets the remaining time."""
         yield gpu.Row("next", gpu.by_hand("resnet18"))
 
     monkeypatch.setattr(gpu, "SECTIONS", {long: 1, short: 1})
@@ -59,21 +61,21 @@ def test_a_section_is_cut_off_after_its_share_of_the_time(
     assert "its share of the time was used up" in capsys.readouterr().out
 
 
-def test_a_word_that_no_section_has_is_an_error(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_a_word_that_is_in_no_section_s_name_is_an_error(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         gpu.main(["loops", "lops"])
     assert "'lops' is in no section's name: loops, syncs, " in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_every_section_gives_rows(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
+def test_every_section_yields_rows(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
     assert gpu.main(["--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert [section.__name__ for section in gpu.SECTIONS if f"\n{section.__name__}: " not in printed] == []
     assert "FAILED" not in printed and "largest difference of a weight: 0.000" in printed
 
 
-def test_a_section_that_fails_and_a_limit_that_is_passed_end_with_code_1(
+def test_a_failed_section_or_an_exceeded_limit_ends_with_code_1(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def broken() -> Iterator[object]:

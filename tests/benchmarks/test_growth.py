@@ -1,4 +1,4 @@
-"""benchmarks/growth.py finds out what grows too fast."""
+"""benchmarks/growth.py detects costs that grow too fast."""
 
 from __future__ import annotations
 

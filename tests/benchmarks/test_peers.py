@@ -1,4 +1,4 @@
-"""benchmarks/peers.py with the libraries that the tests have."""
+"""benchmarks/peers.py with the libraries that are installed for the tests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def run(peers: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     return peers.main()
 
 
-def test_what_cannot_be_installed_is_said(peers: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_the_error_for_a_library_that_cannot_be_installed_shows_pip_s_message(
+    peers: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(peers.REQUIRED, "ignite", ["--no-index", "no-such-package"])
     with pytest.raises(RuntimeError, match="pip could not install it: ERROR: No matching distribution"):
         peers.environment("ignite")
 
 
 @pytest.mark.slow
-def test_libraries_run_in_environments_that_see_this_one(
+def test_libraries_run_in_environments_that_include_the_packages_of_this_one(
     peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setitem(peers.REQUIRED, "ignite", ["--no-index", "no-such-package"])

@@ -1,4 +1,4 @@
-"""benchmarks/ranks.py on two ranks, in short rounds: both sides do the same work, and a limit is one."""
+"""benchmarks/ranks.py on two ranks, in short rounds: both loops do the same work, and exceeded limits are detected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmark_modules import FOLDER, load
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "gpt"])
-def test_both_sides_have_the_same_weights_losses_and_outputs(name: str, run_ranks, tmp_path: Path):
+def test_both_loops_have_the_same_weights_losses_and_outputs(name: str, run_ranks, tmp_path: Path):
     run_ranks(
         f"""
         import sys
@@ -22,14 +22,14 @@ def test_both_sides_have_the_same_weights_losses_and_outputs(name: str, run_rank
             torch.save(ranks.measure({name!r}, 2), f"{{torch.distributed.get_rank()}}.pt")
         """
     )
-    found = torch.load(tmp_path / "0.pt")
-    assert [*found] == ["training", "evaluation", "prediction"]
-    for kind, times in found.items():
+    results = torch.load(tmp_path / "0.pt")
+    assert [*results] == ["training", "evaluation", "prediction"]
+    for kind, times in results.items():
         assert [*times] == ["hand-written", kind]
         assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in times.values())
 
 
-def test_a_median_over_the_limit_is_told(capsys: pytest.CaptureFixture[str]):
+def test_a_median_over_the_limit_is_reported(capsys: pytest.CaptureFixture[str]):
     overhead = load("benchmark_of_overhead", "overhead.py")
     times = {"hand-written": [1e-3, 2e-3, 1e-3], "training": [1.03e-3, 2.02e-3, 1.01e-3]}
     assert not overhead.print_ratios(dict(times), {"training": 1.02})

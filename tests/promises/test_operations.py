@@ -206,7 +206,7 @@ CALLS = {"ActivationCheckpointing": 2700}
 MOST_CALLS = 300
 """Calls of Python functions that an algorithm may add to a step, if it is not in `CALLS`."""
 NO_LIMIT = {"LowPrecisionGroupNorm": "is like LowPrecisionLayerNorm, and no network here has group norms"}
-GIVEN = {**operations.GIVEN, "SqueezeExcite": {"min_channels": 16}, "Factorize": {"min_channels": 16}}
+ARGUMENTS = {**operations.ARGUMENTS, "SqueezeExcite": {"min_channels": 16}, "Factorize": {"min_channels": 16}}
 TASKS = {
     **operations.TASKS,
     "resnet8": replace(operations.TASKS["resnet18"], module=ResNet8, data=lambda: operations.make_images(1, 8, 8)),
@@ -232,7 +232,7 @@ def difference(counts: Any, plain: list[float]) -> list[float]:
 @pytest.mark.parametrize("name", LIMITS)
 def test_an_algorithm_stays_within_its_limit(name: str, tmp_path: Path):
     title, most_operations, most_copies = LIMITS[name]
-    algorithm = getattr(algorithms, name)(**GIVEN.get(name, {}))
+    algorithm = getattr(algorithms, name)(**ARGUMENTS.get(name, {}))
     more = difference(operations.with_trainer(TASKS[title], tmp_path, algorithms=[algorithm]), plain_row(title))
     assert more[0] <= most_operations and more[1] <= most_copies
     assert more[3] <= READS.get(name, 0) and more[4] <= CALLS.get(name, MOST_CALLS)
@@ -255,7 +255,7 @@ def test_all_callbacks_together_add_three_operations(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     left_out = {*operations.LEFT_OUT, "SampleLedger"}  # the ledger has its own limit, above
     names = [name for name in callbacks.__all__ if name not in left_out]
-    instances = [getattr(callbacks, name)(**GIVEN.get(name, {})) for name in names]
+    instances = [getattr(callbacks, name)(**ARGUMENTS.get(name, {})) for name in names]
     counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=instances)
     more = difference(counts, plain_row("mlp"))
     assert more[0] <= 3 and more[1:4] == [0, 0, 0]

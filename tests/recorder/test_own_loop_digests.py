@@ -1,7 +1,7 @@
-"""A loop by hand beside the same training by the Trainer: equal bit for bit, or the first difference is named.
+"""A hand-written loop is compared with the same training by the Trainer: digests are equal, or name the difference.
 
-The loop and the command share a model with batch norm, unequal microbatches, clipping, momentum and a schedule. Each
-fault is a mistake that people make when they move a loop.
+Loop and Trainer use a model with batch norm, microbatches of unequal size, clipping, momentum and a schedule. Each
+fault is a mistake that people make when they port a loop.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ COMMAND = (
     "callbacks.state_digest.tensors=true",
 )
 
-# The batch, the first part and the tensor in which a fault shows, if it has one.
+# The first batch, part and tensor that differ because of a fault; "" if the part has no tensors.
 FAULTS = {
-    "a number is drawn before the model": (1, "loss", ""),
+    "a random number is drawn before the model": (1, "loss", ""),
     "labels are smoothed": (1, "loss", ""),
     "a layer is frozen": (1, "gradients", "head.weight"),
     "norms are not decayed": (1, "optimizer", "stem.1.weight/weight_decay"),
@@ -55,7 +55,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train by config, and return the run's folder."""
+    """Train with the Trainer from a config, and return the run's folder."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("run"))
     try:
@@ -67,12 +67,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_by_hand(folder: Path, fault: str = "") -> None:
+    """Train with a recorded hand-written loop, which may have one of the faults."""
     digits: Any = load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(digits.target)
     order = SampleOrder(1200, SIZE, seed=0, drop_last=fault == "the last batch is dropped")
     torch.manual_seed(stream_seed(0, "model"))
-    if fault == "a number is drawn before the model":
+    if fault == "a random number is drawn before the model":
         torch.rand(1)
     model = ResNet8(width=4)
     names = dict(model.named_parameters())
@@ -101,8 +102,8 @@ def train_by_hand(folder: Path, fault: str = "") -> None:
                     smoothing = 0.1 if fault == "labels are smoothed" else 0.0
                     mean = F.cross_entropy(model(inputs), targets, label_smoothing=smoothing)
                     is_even = fault == "microbatches of unequal size count the same"
-                    share = 1 / len(parts) if is_even else len(inputs) / len(indices)
-                    (mean * share).backward()
+                    weight = 1 / len(parts) if is_even else len(inputs) / len(indices)
+                    (mean * weight).backward()
                     loss = loss + mean.detach() * (len(inputs) / len(indices))
                 if fault != "gradients are not clipped":
                     torch.nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
@@ -113,18 +114,17 @@ def train_by_hand(folder: Path, fault: str = "") -> None:
                 schedule.step()
 
 
-def test_a_loop_by_hand_equals_the_run_bit_for_bit(run: Path, tmp_path: Path):
+def test_a_hand_written_loop_has_the_digests_of_the_trainer(run: Path, tmp_path: Path):
     train_by_hand(tmp_path / "own")
-    found = difference(run, tmp_path / "own")
-    assert found.is_none and found.agreed == BATCHES, str(found)
+    comparison = difference(run, tmp_path / "own")
+    assert comparison.is_none and comparison.agreed == BATCHES, str(comparison)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_first_difference_of_a_loop_names_batch_and_tensor(run: Path, tmp_path: Path, fault: str):
     train_by_hand(tmp_path / "own", fault)
     batch, part, tensor = FAULTS[fault]
-    found = difference(run, tmp_path / "own")
-    assert (found.batch, found.agreed) == (batch, batch - 1), str(found)
-    named = found.tensors.get(part, [])
-    assert part in found.parts and (not tensor or tensor in named), str(found)
-    assert part == found.parts[0] or part == "optimizer", str(found)
+    first = difference(run, tmp_path / "own")
+    assert (first.batch, first.agreed) == (batch, batch - 1), str(first)
+    assert part in first.parts and (not tensor or tensor in first.tensors.get(part, [])), str(first)
+    assert part == first.parts[0] or part == "optimizer", str(first)

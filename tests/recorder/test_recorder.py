@@ -1,4 +1,4 @@
-"""The record of a loop by hand: its folder, how it ended, MLflow, ranks, and going on after a crash."""
+"""The record of a hand-written loop: its folder and result, MLflow, ranks, and continuing after a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runner.records.result import Result, read_result
 from runner.verbs.compare import difference
 
 LOOP = '''
-"""A loop by hand, which goes on from its own checkpoint."""
+"""A hand-written loop, which can continue from its own checkpoint."""
 import os, signal, sys
 import torch
 from torch import nn
@@ -60,12 +60,14 @@ recorder.log({"eval/accuracy": torch.tensor(0.75), "eval/loss": 0.5})
 
 
 def result_of(folder: Path) -> Result:
+    """Return the result in a run's folder."""
     result = read_result(folder)
     assert result is not None
     return result
 
 
 def run_loop(folder: Path, ends: str = "finished", after: int = 0) -> int:
+    """Run the loop in a process, and return its exit code; `ends` can also be "killed" or "failed"."""
     (folder / "loop.py").write_text(LOOP)
     (folder / "helper.py").write_text("VALUE = 1\n")
     return run_python(["loop.py", ends, str(after)], cwd=folder).returncode
@@ -73,13 +75,13 @@ def run_loop(folder: Path, ends: str = "finished", after: int = 0) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the loop to its end, and return its working directory."""
+    """The working directory of a loop that ran to its end."""
     folder = tmp_path_factory.mktemp("whole")
     assert run_loop(folder) == 0
     return folder
 
 
-def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(whole: Path):
+def test_a_recorded_loop_writes_a_run_folder_and_logs_to_mlflow(whole: Path):
     run = whole / "run"
     result = result_of(run)
     assert (result.status, result.batches, result.metrics) == ("FINISHED", 6, {"eval/accuracy": 0.75, "eval/loss": 0.5})
@@ -99,7 +101,7 @@ def test_a_loop_leaves_the_folder_of_a_run_and_its_values_in_mlflow(whole: Path)
     assert len(read_digests(run)) == 6
 
 
-def test_a_killed_loop_goes_on_as_if_it_had_not_been_killed(whole: Path, tmp_path: Path):
+def test_a_killed_loop_that_continues_equals_an_uninterrupted_one(whole: Path, tmp_path: Path):
     killed = tmp_path
     assert run_loop(killed, "killed") == -signal.SIGKILL
     assert SavedFolder(killed / "run", read_result(killed / "run")).status == "cut off"
@@ -113,7 +115,7 @@ def test_a_killed_loop_goes_on_as_if_it_had_not_been_killed(whole: Path, tmp_pat
     assert query(killed / store, "SELECT status FROM runs") == [("FINISHED",)]  # one run in MLflow
 
 
-def test_an_exception_that_nothing_catches_ends_a_loop_as_failed(tmp_path: Path):
+def test_an_uncaught_exception_records_the_loop_as_failed(tmp_path: Path):
     assert run_loop(tmp_path, "failed") == 1
     result = result_of(tmp_path / "run")
     assert (result.status, result.batches) == ("FAILED", 5)
@@ -124,7 +126,7 @@ def test_an_exception_that_nothing_catches_ends_a_loop_as_failed(tmp_path: Path)
 @pytest.mark.parametrize(
     ("error", "status"), [(ValueError("wrong"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (None, "FINISHED")]
 )
-def test_a_with_block_records_how_it_ended(tmp_path: Path, error: BaseException | None, status: str):
+def test_a_with_block_records_the_status_at_its_end(tmp_path: Path, error: BaseException | None, status: str):
     def loop() -> None:
         with Recorder(folder=tmp_path / "run", destinations=[]) as recorder:
             recorder.batch(1.0)
@@ -140,14 +142,14 @@ def test_a_with_block_records_how_it_ended(tmp_path: Path, error: BaseException 
 
 
 @pytest.mark.parametrize(("loss", "accuracy"), [(float("nan"), 0.5), (1.0, float("inf"))])
-def test_a_loss_or_an_objective_that_is_not_finite_diverges(tmp_path: Path, loss: float, accuracy: float):
+def test_a_loop_with_a_loss_or_objective_that_is_not_finite_is_diverged(tmp_path: Path, loss: float, accuracy: float):
     with Recorder(folder=tmp_path / "run", destinations=[]) as recorder:
         recorder.batch(torch.tensor(loss))
         recorder.log({"eval/accuracy": accuracy})
     assert result_of(tmp_path / "run").status == "DIVERGED"
 
 
-def test_any_mapping_is_a_config(tmp_path: Path):
+def test_any_mapping_is_recorded_as_a_plain_config(tmp_path: Path):
     config = {"device": torch.device("cpu"), "sizes": (1, 2), 3: {"rate": 1e-3}, "password": "http://me:secret@host"}
     with Recorder(config, folder=tmp_path / "run", destinations=[]):
         pass
@@ -156,22 +158,22 @@ def test_any_mapping_is_a_config(tmp_path: Path):
     assert "secret" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def make(folder: Path, **arguments: Any) -> Recorder:
+def make_recorder(folder: Path, **arguments: Any) -> Recorder:
     return Recorder({"lr": 0.1}, folder=folder, destinations=[], **arguments)
 
 
-def test_a_recorder_refuses_what_it_cannot_record(tmp_path: Path, run_here: Any):
+def test_a_recorder_refuses_wrong_arguments_and_folders_and_verbs_refuse_its_runs(tmp_path: Path, run_here: Any):
     with pytest.raises(TypeError, match=r"config=.* must be a mapping .*vars\(args\)"):
         Recorder(object())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="after_batch=3: must be 0 for a new run"):
         Recorder(after_batch=3)
     with pytest.raises(ValueError, match="no run to go on with after batch 3"):
-        make(tmp_path / "none", after_batch=3)
+        make_recorder(tmp_path / "none", after_batch=3)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.yaml").write_text("mine")
     with pytest.raises(WrongConfig, match="which no run has written"):
-        make(tmp_path / "full")
-    with make(tmp_path / "run") as recorder:
+        make_recorder(tmp_path / "full")
+    with make_recorder(tmp_path / "run") as recorder:
         with pytest.raises(ValueError, match=r"loss=\(2,\): .* give one number, its mean"):
             recorder.batch(torch.zeros(2))
         with pytest.raises(ValueError, match="name='accuracy': must be label/metric"):
@@ -179,13 +181,13 @@ def test_a_recorder_refuses_what_it_cannot_record(tmp_path: Path, run_here: Any)
     with pytest.raises(ValueError, match="holds a run with another config"):
         Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[])
     with Recorder({"lr": 0.2}, folder=tmp_path / "run", destinations=[], after_batch=1):
-        pass  # a run that goes on may change its config
+        pass  # a run that continues may change its config
     for verb in ("resume", "rerun", "eval", "predict"):
         refused = run_here(verb, "run", code=2)
         assert "runner.Recorder recorded this run of another loop" in refused.err, verb
 
 
-def test_loops_are_listed_and_judged_like_runs(tmp_path: Path, run_here: Any):
+def test_recorded_loops_are_listed_and_compared_like_runs(tmp_path: Path, run_here: Any):
     for rate, gain in ((0.1, 0.0), (0.2, 0.1)):
         for seed in range(6):
             config = {"seed": seed, "optimizer": {"lr": rate}}
@@ -254,13 +256,13 @@ def test_digests_are_written_at_the_interval(tmp_path: Path):
     assert "content" not in lines[0] and lines[0]["tensors"]["optimizer"] == {}
 
 
-def test_another_process_neither_ends_nor_enters_a_run(tmp_path: Path):
-    recorder = make(tmp_path / "run")
+def test_a_forked_process_can_neither_end_a_run_nor_record_into_its_folder(tmp_path: Path):
+    recorder = make_recorder(tmp_path / "run")
     child = os.fork()
     if not child:
         recorder.close()
         try:
-            make(tmp_path / "run")
+            make_recorder(tmp_path / "run")
         except WrongConfig as error:
             os._exit(0 if "another process is training this run" in str(error) else 2)
         os._exit(1)
@@ -271,24 +273,24 @@ def test_another_process_neither_ends_nor_enters_a_run(tmp_path: Path):
 
 
 def test_every_batch_of_a_fast_loop_is_logged(tmp_path: Path):
-    logged = InMemoryLogger()
-    with Recorder(folder=tmp_path / "run", destinations=[logged]) as recorder:
-        running = torch.zeros(())  # the same tensor for all batches, as in a captured graph
+    memory = InMemoryLogger()
+    with Recorder(folder=tmp_path / "run", destinations=[memory]) as recorder:
+        loss = torch.zeros(())  # the same tensor for all batches, as in a captured graph
         for number in range(1000):
-            running.fill_(number)
-            recorder.batch(running, **({"lr": 0.5} if number == 500 else {}))
-    steps, losses = logged.get_timeseries("loss/train/total")
+            loss.fill_(number)
+            recorder.batch(loss, **({"lr": 0.5} if number == 500 else {}))
+    steps, losses = memory.get_timeseries("loss/train/total")
     assert steps == [*range(1, 1001)] and losses == [*map(float, range(1000))]
-    assert logged.get_timeseries("lr") == ([501], [0.5])
+    assert memory.get_timeseries("lr") == ([501], [0.5])
 
 
 def test_a_closed_recorder_takes_no_more_values(tmp_path: Path):
-    with make(tmp_path / "run") as recorder:
+    with make_recorder(tmp_path / "run") as recorder:
         recorder.batch(1.0)
     for call in (lambda: recorder.batch(1.0), lambda: recorder.log({"eval/loss": 1.0})):
         with pytest.raises(RuntimeError, match="the recorder is closed; make a new one"):
             call()
-    recorder.close()  # again, without effect
+    recorder.close()  # closing twice has no effect
     assert result_of(tmp_path / "run").status == "FINISHED"
 
 
@@ -306,8 +308,8 @@ def test_a_recorder_that_cannot_begin_unlocks_its_folder(tmp_path: Path):
         assert result_of(tmp_path / "run").status == status
 
 
-def test_a_disk_that_refuses_digests_does_not_stop_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with make(tmp_path / "run") as recorder:
+def test_a_loop_continues_when_its_digests_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with make_recorder(tmp_path / "run") as recorder:
         recorder.watch(nn.Linear(2, 1))
         (tmp_path / "run" / "digests.jsonl").mkdir()
         for _ in range(2):
@@ -319,6 +321,6 @@ def test_a_disk_that_refuses_digests_does_not_stop_the_loop(tmp_path: Path, capl
 
 def test_compare_says_how_a_loop_writes_digests(tmp_path: Path, run_here: Any):
     for name in ("a", "b"):
-        with make(tmp_path / name) as recorder:
+        with make_recorder(tmp_path / name) as recorder:
             recorder.batch(1.0)
     assert "recorder.watch writes them" in run_here("compare", "a", "b", code=0).out

@@ -1,3 +1,5 @@
+"""The repeated blocks of a network, which are sharded or compiled one by one."""
+
 from __future__ import annotations
 
 from torch import nn
@@ -16,7 +18,7 @@ def test_the_outermost_repeated_blocks_are_found():
     assert find_repeated(LanguageModel(GPT(n_layers=1))) == {}
 
 
-def test_a_model_of_transformers_names_its_blocks():
+def test_no_split_modules_of_a_transformers_model_name_its_blocks():
     class Network(nn.Module):
         _no_split_modules = ("TransformerBlock",)
 

@@ -1,4 +1,4 @@
-"""The clock of several ranks: a signal to one of them ends all at the same batch."""
+"""A signal to one rank ends all ranks after the same batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank
 
 
-def train_until_signalled() -> None:
-    """Trains until rank 1 is asked to end, and writes down the batch."""
+def train_until_signaled() -> None:
+    """Train until rank 1 gets a signal, and write the last batch to a file."""
 
     class Terminate(Callback):
         def batch_end(self, state, logger):
@@ -42,11 +42,11 @@ def train_until_signalled() -> None:
         trainer.fit()
 
 
-def test_a_signal_to_one_rank_ends_all_at_one_batch(run_ranks, tmp_path: Path, strict):
-    started = time.monotonic()
-    finished = run_ranks(program_of("distributed/test_clock", "train_until_signalled"), 2, check=False, env=strict)
-    assert [one.returncode for one in finished] == [143, 143], [one.stderr for one in finished]
-    assert time.monotonic() - started < 120  # the batches that are asked for take longer
+def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(run_ranks, tmp_path: Path, strict):
+    start_time = time.monotonic()
+    finished = run_ranks(program_of("distributed/test_clock", "train_until_signaled"), 2, check=False, env=strict)
+    assert [rank.returncode for rank in finished] == [143, 143], [rank.stderr for rank in finished]
+    assert time.monotonic() - start_time < 120  # all 100,000 batches would take longer
     stopped = [json.loads((tmp_path / f"stopped{rank}.json").read_text()) for rank in range(2)]
     assert stopped[0] == stopped[1] >= 25
     checkpoints = [path for path in (tmp_path / "run" / "checkpoints").iterdir() if not path.is_symlink()]

@@ -1,4 +1,7 @@
-"""What ranks agree about, and in how many collectives; `test_splitting` compares what they train with one process."""
+"""Collectives of ranks: their results, their number, and the errors about loaders that ranks cannot divide.
+
+`test_splitting.py` compares the training of ranks with that of one process.
+"""
 
 from __future__ import annotations
 
@@ -22,57 +25,61 @@ from runner.distributed.ranks import get_global_rank, get_world_size
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_ranks_agree_and_are_told_what_they_cannot_divide(world_size: int, run_ranks, tmp_path: Path, strict):
+def test_ranks_agree_with_few_collectives_and_refuse_loaders_they_cannot_divide(
+    world_size: int, run_ranks, tmp_path: Path, strict
+):
     run_ranks(program_of("rank_runs", "agree"), world_size, env=strict)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
     check_refusals(ranks[0]["refusals"], world_size)
-    for found in ranks:
-        assert found["refusals"] == ranks[0]["refusals"]
-        assert found["any"] == [True, False] and found["object"] == {"rank": 0}
-        # All gradients are in one bucket; counting the tokens of all ranks takes one more number.
+    for results in ranks:
+        assert results["refusals"] == ranks[0]["refusals"]
+        assert results["any"] == [True, False] and results["object"] == {"rank": 0}
+        # All gradients are in one bucket. Counting the tokens of all ranks takes an all-reduce of one more number.
         gradients = {"gloo:all_reduce [[32]]": 10}
         tokens = {"gloo:all_reduce [[]]": 10, "gloo:all_reduce [[63]]": 10}
-        assert found["collectives"] == {
+        assert results["collectives"] == {
             "samples": gradients,
             "accumulated": gradients,
             "tokens": tokens,
-            "windows": {"gloo:all_reduce [[63]]": 10},  # the loader declares that all have equally many
-            "left out": tokens,  # by an algorithm
+            "windows": {"gloo:all_reduce [[63]]": 10},  # the loader declares that all samples have equally many tokens
+            "left out": tokens,  # an algorithm ignores some of the tokens
         }
-        assert found["clock"] == ranks[0]["clock"]
-        # By rank 0's clock: after one batch the ranks agree to agree again in a second, which is 50 batches later.
-        assert found["virtual clock"] == (101, pytest.approx(101 * 0.02))
+        assert results["clock"] == ranks[0]["clock"]
+        # Rank 0's clock counts. After one batch, ranks agree to synchronize again in a second, which is 50 batches.
+        assert results["virtual clock"] == (101, pytest.approx(101 * 0.02))
     batches, seconds = ranks[0]["clock"]
     assert batches > 0 and seconds >= 0.5
 
 
-def check_refusals(said: dict[str, str | None], ranks: int) -> None:
+def check_refusals(messages: dict[str, str | None], ranks: int) -> None:
+    """Check the error message for each kind of loader; None means that it is accepted."""
     undeclared = f"train_dataloader: nothing says how {ranks} ranks divide this"
     for name in ("plain", "shuffled", "batch sampler"):
-        assert (said[name] or "").startswith(f"{undeclared} DataLoader"), name
-    assert said["sharded"] is None and said["sharded batch sampler"] is None and said["evaluation, sharded"] is None
-    assert (said["list"] or "").startswith(f"{undeclared} list")
+        assert (messages[name] or "").startswith(f"{undeclared} DataLoader"), name
+    for name in ("sharded", "sharded batch sampler", "evaluation, sharded"):
+        assert messages[name] is None
+    assert (messages["list"] or "").startswith(f"{undeclared} list")
     for name in ("evaluation", "evaluation, list", "eval", "predict"):
-        assert "the same samples" in (said[name] or ""), name
+        assert "the same samples" in (messages[name] or ""), name
     for name, replicas in {"one replica": 1, "equal parts": 2}.items():
-        divided = f"divides the samples by num_replicas={replicas}, and {ranks} ranks read parts {[0] * ranks}"
-        assert divided in (said[name] or ""), name
-    assert "its sampler divides them" in (said["evaluation, replicated shares"] or "")
-    assert "DistributedSampler repeats samples, as 13" in (said["evaluation, padded"] or "")
+        reason = f"divides the samples by num_replicas={replicas}, and {ranks} ranks read parts {[0] * ranks}"
+        assert reason in (messages[name] or ""), name
+    assert "its sampler divides them" in (messages["evaluation, replicated shares"] or "")
+    assert "DistributedSampler repeats samples, as 13" in (messages["evaluation, padded"] or "")
     for kind in ("evaluation", "evaluation without a length"):
         for rank, name in enumerate(("first", "second")):
-            empty = f"dataloader of evaluator 'eval': the share of rank {rank} has no batch: each rank needs"
-            assert (said[f"{kind}, {name} empty"] or "").startswith(empty)
+            message = f"dataloader of evaluator 'eval': the share of rank {rank} has no batch: each rank needs"
+            assert (messages[f"{kind}, {name} empty"] or "").startswith(message)
 
 
-def test_ranks_draw_different_dropout_masks_and_lambdas():
-    # A rank's seed is the run's seed plus its number: two seeds must not give the same stream.
-    one, other = train_with_mixup_and_dropout(0), train_with_mixup_and_dropout(1)
-    assert not torch.equal(one["module.0.weight"], other["module.0.weight"])
+def test_different_seeds_give_different_dropout_masks_and_mixup_weights():
+    # The seed of a rank is the run's seed plus its number, so ranks also draw different numbers.
+    first, second = train_with_mixup_and_dropout(0), train_with_mixup_and_dropout(1)
+    assert not torch.equal(first["module.0.weight"], second["module.0.weight"])
 
 
 def refuse_data_then_train() -> None:
-    """Gives a Trainer data that it refuses, then trains with another Trainer."""
+    """Make a Trainer that refuses its data, then train with another Trainer. All ranks."""
     unsharded = DataLoader(TensorDataset(*class_data(12)), batch_size=2)
     with pytest.raises(ValueError, match="nothing says how 2 ranks divide"):
         Trainer(model=Classifier(), train_dataloader=unsharded, device="cpu")
@@ -80,24 +87,24 @@ def refuse_data_then_train() -> None:
     train("even")
 
 
-def test_a_trainer_whose_data_is_refused_leaves_no_group_behind(run_ranks, strict):
+def test_a_trainer_that_refuses_its_data_leaves_no_process_group(run_ranks, strict):
     run_ranks(program_of("distributed/test_collectives", "refuse_data_then_train"), 2, env=strict)
 
 
-def test_running_out_of_memory_alone():
-    (found, weights), (size, expected) = train_out_of_memory()
-    assert found == size == 2
+def test_one_process_that_runs_out_of_memory_finds_the_size_of_microbatches():
+    (automatic_size, weights), (size, expected) = train_out_of_memory()
+    assert automatic_size == size == 2
     torch.testing.assert_close(weights, expected, rtol=0, atol=0)
 
 
-def test_one_process_makes_no_group():
+def test_one_process_makes_no_process_group():
     train("even")
     assert not dist.is_initialized()
     assert (get_world_size(), get_global_rank()) == (1, 0)
     assert any_rank(True) and not any_rank(False)
 
 
-def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
+def test_three_ranks_with_deterministic_resume_bit_for_bit(run_ranks):
     def program():
         import torch
         from torch import nn
@@ -119,7 +126,7 @@ def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
             )
 
         def weights(trainer):
-            return torch.cat([one.detach().flatten() for one in trainer.state.unwrapped_model.parameters()])
+            return torch.cat([weight.detach().flatten() for weight in trainer.state.unwrapped_model.parameters()])
 
         with make(True) as whole:
             whole.fit()
@@ -139,7 +146,7 @@ def test_three_ranks_that_are_deterministic_resume_to_the_bit(run_ranks):
 
 
 def average_gradients() -> None:
-    """Averages gradients of several types and layouts, and prints how many collectives that took."""
+    """Average gradients of several types and layouts, check them, and print the number of collectives. All ranks."""
     from collections import Counter
 
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -153,31 +160,31 @@ def average_gradients() -> None:
             calls[func.name()] += 1
             return func(*args, **(kwargs or {}))
 
-    def parameters(offset: float) -> list[torch.nn.Parameter]:
-        kinds = [(3, 4), (5,), (), (2, 3, 4, 4), (7,)]
-        made = []
-        for number, shape in enumerate(kinds):
+    def make_parameters(offset: float) -> list[torch.nn.Parameter]:
+        shapes = [(3, 4), (5,), (), (2, 3, 4, 4), (7,)]
+        parameters = []
+        for number, shape in enumerate(shapes):
             dtype = torch.float64 if number == 1 else torch.float32
             values = torch.arange(float(max(1, torch.Size(shape).numel())), dtype=dtype).view(shape) + offset
             if number == 3:
                 values = values.to(memory_format=torch.channels_last)
-            made.append(torch.nn.Parameter(torch.zeros_like(values)))
-            made[-1].grad = None if number == 4 else values
-        return made
+            parameters.append(torch.nn.Parameter(torch.zeros_like(values)))
+            parameters[-1].grad = None if number == 4 else values
+        return parameters
 
     rank = get_global_rank()
     collectives.init_process_group(torch.device("cpu"))
     for limit in (1 << 25, 48):
-        given = parameters(rank)
+        parameters = make_parameters(rank)
         gradients.BUCKET_BYTES = limit
         calls.clear()
         with Count():
-            gradients.all_reduce_gradients(given)
-        for one, expected in zip(given, parameters(0.5), strict=True):
-            if one.grad is None or expected.grad is None:
-                assert one.grad is expected.grad
+            gradients.all_reduce_gradients(parameters)
+        for actual, expected in zip(parameters, make_parameters(0.5), strict=True):
+            if actual.grad is None or expected.grad is None:
+                assert actual.grad is expected.grad
             else:
-                assert torch.equal(one.grad, expected.grad) and one.grad.stride() == expected.grad.stride()
+                assert torch.equal(actual.grad, expected.grad) and actual.grad.stride() == expected.grad.stride()
         if rank == 0:
             print(calls["c10d::allreduce_"])
     collectives.destroy_process_group()
@@ -185,11 +192,11 @@ def average_gradients() -> None:
 
 def test_gradients_are_averaged_in_few_collectives(run_ranks):
     first, *_ = run_ranks(program_of("distributed/test_collectives", "average_gradients"), 2)
-    assert first.stdout.split() == ["2", "3"]  # one for each type; then also where a bucket is full
+    assert first.stdout.split() == ["2", "3"]  # one for each type; with small buckets, one more
 
 
-def test_a_group_is_not_left_in_order_once_the_device_has_failed(free_port: int):
-    """NCCL would wait for the device, so the group ends with the process."""
+def test_a_process_group_is_not_destroyed_after_the_device_has_failed(free_port: int):
+    """NCCL would wait for the device, so the group is left until the process ends."""
     import torch
     from torch import distributed
 

@@ -1,4 +1,4 @@
-"""The device that a rank picks, and names that it refuses."""
+"""The device that a rank uses, and names of devices that are refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from runner.distributed.collectives import pick_device
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "", "cuda:99", "xpu", "vulkan", "hpu"])
-def test_a_device_that_is_not_there_is_refused(device: str):
+def test_a_missing_or_unknown_device_is_refused(device: str):
     with pytest.raises(ValueError, match="device='"):
         pick_device(device)
 
 
-def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_the_error_for_cuda_says_that_the_machine_has_no_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="torch finds none here; give auto or cpu"):
         pick_device("cuda")

@@ -1,4 +1,4 @@
-"""Effects of signals on a job, even if the process waits inside torch and runs no handler."""
+"""Signals end a job, even if the process waits inside torch and runs no Python handler."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from runner.distributed import endings
 endings.SECOND_CTRL_C = 0.3
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=30))
 with endings.ended_by_signals(grace=float(sys.argv[1])):
-    told = False
+    is_printed = False
     while True:  # a signal just before the wait starts is not tested here
         try:
-            if not told:
-                told = True
+            if not is_printed:
+                is_printed = True
                 print("waiting", flush=True)
             store.get("never")
         except BaseException:
@@ -40,19 +40,21 @@ with endings.ended_by_signals(grace=float(sys.argv[1])):
 @pytest.mark.parametrize(
     ("numbers", "grace"), [([signal.SIGTERM], 0.3), ([signal.SIGHUP], 0.3), ([signal.SIGINT, signal.SIGINT], 1e6)]
 )
-def test_a_process_that_waits_for_another_ends_in_time(tmp_path: Path, numbers: list[signal.Signals], grace: float):
+def test_a_process_that_is_stuck_in_torch_ends_after_the_grace_or_a_second_ctrl_c(
+    tmp_path: Path, numbers: list[signal.Signals], grace: float
+):
     process = start_python(["-c", STUCK, str(grace)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == b"waiting\n"
         for number in numbers:
             process.send_signal(number)
-            time.sleep(0.1)  # the system merges two that are pending at once
+            time.sleep(0.1)  # the operating system merges two signals that are pending at the same time
         assert process.wait(PATIENCE) == 128 + numbers[-1]
         assert process.stderr.read().startswith(f"ended by {numbers[-1].name}: ".encode())
 
 
-def test_a_command_for_programs_that_ends_abruptly_still_answers(tmp_path: Path):
+def test_a_command_with_json_that_ends_abruptly_still_prints_its_object(tmp_path: Path):
     body = "".join(f"    {line}\n" for line in STUCK.splitlines())
     start = "from runner.terminal.answer import run_with_answer\ndef run(arguments):\n"
     program = f"{start}{body}run_with_answer(run)\n".replace(
@@ -72,7 +74,7 @@ def test_a_command_for_programs_that_ends_abruptly_still_answers(tmp_path: Path)
     )
 
 
-def test_a_signal_is_an_exception_and_one_like_it_does_not_cut_off_what_follows():
+def test_a_signal_raises_an_exception_and_a_second_one_does_not_interrupt_the_cleanup():
     before = [signal.getsignal(number) for number in HANDLED]
     threads = threading.active_count()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -88,7 +90,7 @@ def test_a_signal_is_an_exception_and_one_like_it_does_not_cut_off_what_follows(
     assert signal.set_wakeup_fd(-1) == -1 and threading.active_count() == threads
 
 
-def test_what_is_ignored_or_handled_by_others_stays_so():
+def test_ignored_signals_and_other_handlers_are_left_alone():
     def mine(number, frame): ...
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGUSR2, mine)
@@ -103,7 +105,7 @@ def test_what_is_ignored_or_handled_by_others_stays_so():
         signal.signal(signal.SIGUSR2, before[1])
 
 
-def test_a_signal_to_a_forked_process_is_none_to_the_one_that_forked_it():
+def test_a_signal_to_a_forked_process_does_not_end_its_parent():
     with ended_by_signals(grace=0.01):
         child = os.fork()
         if child == 0:
@@ -114,29 +116,29 @@ def test_a_signal_to_a_forked_process_is_none_to_the_one_that_forked_it():
         time.sleep(0.1)
 
 
-def test_in_a_thread_nothing_is_done():
+def test_in_a_thread_no_handler_is_installed():
     before = signal.getsignal(signal.SIGTERM)
-    seen = []
+    handlers = []
 
     def work() -> None:
         with ended_by_signals(grace=0.01):
-            seen.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert handlers == [before]
 
 
-def test_ctrl_c_waits_for_the_import_of_torch():
-    """In its middle, an exception is swallowed or aborts the process."""
-    program = "import signal; signal.raise_signal(signal.SIGINT); is_whole = True"
-    torch_as_it_is_imported = {"__name__": "torch"}
+def test_ctrl_c_waits_until_torch_is_imported():
+    """During the import, an exception would be swallowed or abort the process."""
+    program = "import signal; signal.raise_signal(signal.SIGINT); is_complete = True"
+    torch_during_import = {"__name__": "torch"}
     before = signal.getsignal(signal.SIGINT)
     with noting_interrupts():
         assert not was_interrupted()
-        exec(compile(program, "torch/__init__.py", "exec"), torch_as_it_is_imported)
-        assert torch_as_it_is_imported["is_whole"] and was_interrupted()
+        exec(compile(program, "torch/__init__.py", "exec"), torch_during_import)
+        assert torch_during_import["is_complete"] and was_interrupted()
         with pytest.raises(KeyboardInterrupt):
             time.sleep(60)
         with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ import pytest
 from runner.distributed.environment import environment, is_rank_zero, keep_across_restarts, without_ranks
 
 
-def test_without_ranks_a_process_is_alone(monkeypatch: pytest.MonkeyPatch):
+def test_without_ranks_hides_and_restores_the_variables_of_a_rank(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(KeyError), without_ranks():
@@ -17,7 +17,7 @@ def test_without_ranks_a_process_is_alone(monkeypatch: pytest.MonkeyPatch):
     assert os.environ["RANK"] == "1" and "WORLD_SIZE" not in os.environ
 
 
-def test_variables_are_set_and_removed_and_restored(monkeypatch: pytest.MonkeyPatch):
+def test_environment_sets_removes_and_restores_variables(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CHANGED", "before")
     monkeypatch.setenv("REMOVED", "before")
     monkeypatch.delenv("NEW", raising=False)
@@ -28,5 +28,5 @@ def test_variables_are_set_and_removed_and_restored(monkeypatch: pytest.MonkeyPa
     assert "NEW" not in os.environ
 
 
-def test_without_torchrun_no_value_is_kept_across_restarts():
+def test_values_are_not_kept_across_restarts_without_torchrun():
     assert [keep_across_restarts("key", lambda value=value: value) for value in "ab"] == ["a", "b"]

@@ -1,3 +1,5 @@
+"""Jobs on one machine lease GPUs, so that no two jobs use the same one."""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,16 +17,16 @@ from python_process import start_python, wait_until
 from runner.distributed import gpus
 from runner.program.job import start_ranks
 
-# Leases the given numbers of imaginary GPUs, one job after the other, and writes down what each job sees.
+# Leases imaginary GPUs for one job after another, and writes the value of CUDA_VISIBLE_DEVICES for each job to a file.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
 from runner.distributed import gpus
 
 name, *jobs = sys.argv[1:]
-for number, asked in enumerate(jobs):
+for number, count in enumerate(jobs):
     with gpus.given_back():
-        gpus.lease(int(asked), Path(f"over-{name}").exists)
+        gpus.lease(int(count), Path(f"over-{name}").exists)
         Path(f"{name}-{number}.partial").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
         os.rename(f"{name}-{number}.partial", f"{name}-{number}")
         while not Path(f"{name}-{number}-ends").exists():
@@ -32,7 +34,7 @@ for number, asked in enumerate(jobs):
 """
 
 
-# Waits during training until another job has got equally far.
+# Waits at the start of training until two jobs have started.
 MEETS = """
 import os, time
 from pathlib import Path
@@ -49,7 +51,7 @@ class Meets(Callback):
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts a process whose jobs lease these numbers of GPUs."""
+    """Starts a process with a name whose jobs lease these numbers of GPUs, one job after another."""
     with contextlib.ExitStack() as stack:
 
         def start(name: str, *jobs: int, gpus: str = "0,1,2") -> Any:
@@ -63,24 +65,26 @@ def hold(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         yield start
 
 
-def sees(folder: Path, name: str) -> str:
-    wait_until((folder / name).exists)
-    return (folder / name).read_text()
+def sees(folder: Path, job: str) -> str:
+    """Return the GPUs of a job, once it has leased them."""
+    wait_until((folder / job).exists)
+    return (folder / job).read_text()
 
 
-def is_told(folder: Path, name: str) -> bool:
+def is_waiting(folder: Path, name: str) -> bool:
+    """Return whether a process has printed that it waits for GPUs."""
     return "INFO: waiting for" in (folder / f"{name}.err").read_text()
 
 
-def test_each_job_has_the_lowest_free_one_and_what_a_dead_process_had_is_free(tmp_path: Path, hold: Any):
+def test_a_job_leases_the_lowest_free_gpus_including_those_of_killed_processes(tmp_path: Path, hold: Any):
     first = hold("a", 1)
     assert sees(tmp_path, "a-0") == "0"
     hold("b", 1)
     assert sees(tmp_path, "b-0") == "1"
     hold("c", 2)
-    wait_until(lambda: is_told(tmp_path, "c"))
-    told = (tmp_path / "c.err").read_text()
-    assert told == "INFO: waiting for 2 of the GPUs 0, 1, 2: other jobs use them\n"
+    wait_until(lambda: is_waiting(tmp_path, "c"))
+    message = (tmp_path / "c.err").read_text()
+    assert message == "INFO: waiting for 2 of the GPUs 0, 1, 2: other jobs use them\n"
     hold("d", 1)  # `c` holds no single GPU while it waits for two
     assert sees(tmp_path, "d-0") == "2"
     first.send_signal(signal.SIGKILL)
@@ -88,7 +92,7 @@ def test_each_job_has_the_lowest_free_one_and_what_a_dead_process_had_is_free(tm
     assert sees(tmp_path, "c-0") == "0,2"
 
 
-def test_a_process_keeps_to_the_gpus_that_cuda_has_started_with(tmp_path: Path, hold: Any):
+def test_later_jobs_of_a_process_keep_the_gpu_of_the_first_because_cuda_has_started(tmp_path: Path, hold: Any):
     hold("a", 1)
     assert sees(tmp_path, "a-0") == "0"
     hold("b", 1, 1, 2)
@@ -100,25 +104,26 @@ def test_a_process_keeps_to_the_gpus_that_cuda_has_started_with(tmp_path: Path, 
     assert sees(tmp_path, "b-2") == "1,0"  # rank 0 uses the first
 
 
-def test_gpus_have_names_too_and_more_than_there_are_is_left_to_who_checks(tmp_path: Path, hold: Any):
+def test_gpus_may_have_names_and_a_request_for_too_many_leases_none(tmp_path: Path, hold: Any):
+    """The launch checks the number of GPUs later, and raises the error."""
     hold("a", 1, gpus="MIG-GPU-1/2/0, GPU-7")
     assert sees(tmp_path, "a-0") == "MIG-GPU-1/2/0"
     hold("b", 3, gpus="0,1,-1,2")
     assert sees(tmp_path, "b-0") == "0,1,-1,2"
 
 
-def test_a_job_that_is_not_wanted_any_more_waits_no_longer(tmp_path: Path, hold: Any):
+def test_a_canceled_job_stops_waiting_for_gpus(tmp_path: Path, hold: Any):
     hold("a", 3)
     assert sees(tmp_path, "a-0") == "0,1,2"
     waiting = hold("b", 1)
-    wait_until(lambda: is_told(tmp_path, "b"))
+    wait_until(lambda: is_waiting(tmp_path, "b"))
     (tmp_path / "over-b").touch()
     assert waiting.wait() == 143
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process has leased nothing yet, and sees the GPUs 3 and 4."""
+    """Lets this process see the GPUs 3 and 4, and forget earlier leases."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(gpus, "_chosen", [])
@@ -128,7 +133,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gpus._gpus.cache_clear()
 
 
-def test_a_folder_of_somebody_else_is_not_used(here: None, monkeypatch: pytest.MonkeyPatch):
+def test_a_lease_folder_of_another_user_is_refused(here: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpus.os, "getuid", lambda: os.stat("/").st_uid + 7)
     with pytest.raises(PermissionError, match=r"runner-gpus-\d+ belongs to another user"):
         gpus.lease(1)
@@ -138,7 +143,7 @@ def test_a_folder_of_somebody_else_is_not_used(here: None, monkeypatch: pytest.M
     ("jobs", "device", "seen"),
     [(2, "auto", "3"), (2, "cuda", "3"), (1, "auto", "3,4"), (2, "cpu", "3,4"), (2, "cuda:1", "3,4")],
 )
-def test_jobs_lease_where_several_run_and_take_what_there_is(
+def test_jobs_lease_a_gpu_only_if_several_run_on_automatic_devices(
     jobs: int, device: str, seen: str, here: None, tmp_path: Path
 ):
     launcher = {"_target_": "hydra_plugins.JoblibLauncher", "n_jobs": jobs}
@@ -150,7 +155,7 @@ def test_jobs_lease_where_several_run_and_take_what_there_is(
 
 
 @pytest.mark.slow
-def test_jobs_of_a_parallel_sweep_see_a_gpu_each(run_app: Any, tmp_path: Path):
+def test_each_job_of_a_parallel_sweep_sees_its_own_gpu(run_app: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(MEETS)
     sweep = ("-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep")
     small = ("model=mlp", "data.batch_size=400", "trainer.max_duration=1ba")

@@ -1,3 +1,5 @@
+"""Ranks that torchrun starts, and the messages with which rank 0 passes jobs to the others."""
+
 from __future__ import annotations
 
 import json
@@ -27,11 +29,11 @@ from runner import Callback, get_global_rank
 
 
 class Witness(Callback):
-    """Writes down what this rank trained with, and the result."""
+    """Writes the settings and the result of this rank to a file."""
 
     def fit_end(self, state, logger):
         weights = b"".join(value.numpy().tobytes() for value in state.unwrapped_model.state_dict().values())
-        seen = {
+        facts = {
             "config": state.config,
             "run_dir": str(state.run_dir),
             "run_name": state.run_name,
@@ -39,11 +41,11 @@ class Witness(Callback):
             "samples": state.timestamp.sample,
             "seed": state.seed,
         }
-        Path(f"rank{get_global_rank()}.json").write_text(json.dumps(seen))
+        Path(f"rank{get_global_rank()}.json").write_text(json.dumps(facts))
 
 
 class Dying(Callback):
-    """Kills rank 1 at the batch that is given for a round, if any."""
+    """Kills rank 1 in each attempt of torchrun at the batch that is listed for it, if any."""
 
     def __init__(self, batches: list[int], seed: int = 0):
         self.batches, self.seed = dict(enumerate(batches)), seed
@@ -67,21 +69,21 @@ def torchrun(
 
 
 def steps(folder: Path) -> list[tuple[str, int]]:
-    """The run and the step of each training loss in MLflow."""
+    """Return the run and the step of each training loss in MLflow."""
     losses = "select runs.name, step from metrics join runs using (run_uuid) where key = 'loss/train/total'"
     return sorted(query(folder / "outputs" / "mlflow.db", losses))
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
+def test_the_ranks_of_torchrun_are_one_run(tmp_path: Path, real: bool):
     (tmp_path / "own.py").write_text(OWN)
-    done = torchrun(
+    finished = torchrun(
         tmp_path,
         *("trainer.max_duration=3ba", "model=mlp", "data.batch_size=400", "scheduler=none", "trainer.eval_interval=0"),
         *("+callbacks.witness._target_=own.Witness", "~callbacks.learning_curves"),
         real=real,
     )
-    assert done.returncode == 0, done.stderr
+    assert finished.returncode == 0, finished.stderr
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert (first.pop("seed"), second.pop("seed")) == (0, 1)
     assert first == second
@@ -93,8 +95,8 @@ def test_torchrun_makes_one_run_of_its_ranks(tmp_path: Path, real: bool):
     store = tmp_path / "outputs" / "mlflow.db"
     assert query(store, "select status, name from runs") == [("FINISHED", first["run_name"])]
     assert query(store, "select count(*) from metrics where key = 'loss/train/total'") == [(3,)]
-    assert done.stdout.count("2 x cpu") == 1
-    assert done.stdout.splitlines()[-1].startswith("mlflow ui ")
+    assert finished.stdout.count("2 x cpu") == 1
+    assert finished.stdout.splitlines()[-1].startswith("mlflow ui ")
 
 
 def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
@@ -113,17 +115,17 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
             try:
                 for job in ranks.receive():
                     print(job)
-                    sleep(ranks.rank / 2)  # rank 0, which hosts the store, is at its end long before
+                    sleep(ranks.rank / 2)  # so rank 0, which hosts the store, is the first to finish
             finally:
                 ranks.leave()
 
-    done = run_ranks(program, 3, check=False)
-    assert [one.returncode for one in done] == [0, 3, 3], done
+    finished = run_ranks(program, 3, check=False)
+    assert [rank.returncode for rank in finished] == [0, 3, 3], finished
     jobs = [{"config": {"seed": seed, "callbacks": {"a": [1, None]}}, "run_name": f"run{seed}"} for seed in range(2)]
-    assert done[1].stdout.splitlines() == done[2].stdout.splitlines() == [str(job) for job in jobs]
+    assert finished[1].stdout.splitlines() == finished[2].stdout.splitlines() == [str(job) for job in jobs]
 
 
-def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
+def test_a_rank_can_wait_for_the_next_message_of_rank_0(run_ranks: Any):
     def program():
         from turns import say, wait_for  # pyright: ignore[reportMissingImports]
 
@@ -142,11 +144,11 @@ def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
             print(ranks.has_next_message(seconds=120))
             say("more came")
 
-    done = run_ranks(program, 2)
-    assert done[1].stdout.split() == ["False", "True"]
+    finished = run_ranks(program, 2)
+    assert finished[1].stdout.split() == ["False", "True"]
 
 
-def test_alone_there_is_nobody_to_tell(monkeypatch: pytest.MonkeyPatch):
+def test_a_single_process_shares_its_job_with_nobody(monkeypatch: pytest.MonkeyPatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert is_rank_zero()
@@ -162,16 +164,16 @@ def test_alone_there_is_nobody_to_tell(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
-    """Once before the first checkpoint and once after: one folder and one run, with each batch logged once."""
+def test_a_restart_by_torchrun_continues_from_the_latest_checkpoint(tmp_path: Path):
+    """A rank is killed before the first checkpoint and after it: there is one run, which logs each batch once."""
     (tmp_path / "own.py").write_text(OWN)
-    done = torchrun(
+    finished = torchrun(
         tmp_path,
         *(*SHORT, "trainer.max_duration=4ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
         *("+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[1,4]"),
         options=[*ALONE, "--max-restarts=2"],
     )
-    assert done.returncode == 0, done.stderr
+    assert finished.returncode == 0, finished.stderr
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     assert (run_dir / "checkpoints" / "latest").resolve().name == "ep4-ba12"
     recorded = json.loads((run_dir / "environment.json").read_text())
@@ -180,16 +182,16 @@ def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_restart_does_not_repeat_the_jobs_of_a_sweep(tmp_path: Path):
+def test_a_restart_by_torchrun_does_not_repeat_finished_jobs_of_a_sweep(tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
-    done = torchrun(
+    finished = torchrun(
         tmp_path,
         *("-m", *SHORT, "seed=0,1,2", "trainer.max_duration=2ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
         *("+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[4]", "+callbacks.dying.seed=1"),
         options=[*ALONE, "--max-restarts=1"],
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("skipped: it has already ended") == 1
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("skipped: it has already ended") == 1
     assert len(list(tmp_path.glob("outputs/sweeps/20*/*/seed*-mlp-digits"))) == 3
     assert steps(tmp_path) == [(f"seed{seed}-mlp-digits", step) for seed in range(3) for step in range(1, 7)]
 
@@ -197,16 +199,16 @@ def test_a_restart_does_not_repeat_the_jobs_of_a_sweep(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("local", [1, 2])
 def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
-    """Two agents on this machine; a rank is killed, which one of them counts as a restart and the other does not."""
+    """Two agents run on this machine. A rank is killed, which only one of the agents counts as a restart."""
     (tmp_path / "own.py").write_text(OWN)
-    where = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--max-restarts=1")
-    options = ["--nnodes=2", f"--nproc_per_node={local}", *where]
+    rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port}", "--max-restarts=1")
+    options = ["--nnodes=2", f"--nproc_per_node={local}", *rendezvous]
     arguments = [*SHORT, "trainer.max_duration=3ep", "callbacks=[mlflow_logger,checkpoint_saver]"]
     arguments += ["+callbacks.dying._target_=own.Dying", "+callbacks.dying.batches=[4]"]
     with ThreadPoolExecutor() as pool:
         nodes = [pool.submit(torchrun, tmp_path, *arguments, options=options) for _ in range(2)]
-        ended = [node.result() for node in nodes]
-    assert [done.returncode for done in ended] == [0, 0], describe(ended)
+        finished = [node.result() for node in nodes]
+    assert [node.returncode for node in finished] == [0, 0], describe(finished)
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     recorded = json.loads((run_dir / "environment.json").read_text())
     assert recorded["from_checkpoint"] == str(run_dir / "checkpoints" / "ep1-ba3") and recorded["from_batch"] == 3
@@ -221,15 +223,15 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
         (("-m", "seed=0,1", "hydra/launcher=joblib"), "hydra/launcher=joblib: starts its own processes"),
     ],
 )
-def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, arguments: tuple[str, ...], part: str):
-    done = torchrun(tmp_path, *arguments, "callbacks=none")
-    assert done.stderr.count("error: ") == 1 and f"error: {part}" in done.stderr
-    assert "exitcode  : 2" in done.stderr
+def test_arguments_that_torchrun_excludes_are_refused(tmp_path: Path, arguments: tuple[str, ...], part: str):
+    finished = torchrun(tmp_path, *arguments, "callbacks=none")
+    assert finished.stderr.count("error: ") == 1 and f"error: {part}" in finished.stderr
+    assert "exitcode  : 2" in finished.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("count", [0, -1, "x", 1.5, 3.0, True, None])
-def test_a_number_of_processes_is_checked(count: Any):
+def test_an_invalid_number_of_processes_is_refused(count: Any):
     with pytest.raises(
         ValueError, match=f"nproc_per_node={count!r}: must be 'auto', for all GPUs, or a whole number, at least 1"
     ):
@@ -237,18 +239,18 @@ def test_a_number_of_processes_is_checked(count: Any):
 
 
 @pytest.mark.parametrize("count", [0, -1, "x", 1.5, 3.0, True])
-def test_a_number_of_threads_is_checked(count: Any):
+def test_an_invalid_number_of_threads_is_refused(count: Any):
     with pytest.raises(ValueError, match=f"threads={count!r}: must be a whole number, at least 1, or None"):
         Launch(threads=count)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "x", True])
-def test_the_grace_is_checked(seconds: Any):
+def test_an_invalid_grace_is_refused(seconds: Any):
     with pytest.raises(ValueError, match=f"grace={seconds!r}: must be a number of seconds above 0"):
         Launch(grace=seconds)
 
 
-def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
+def test_the_number_of_processes_is_that_of_the_argument_or_of_torchrun(monkeypatch: pytest.MonkeyPatch):
     import torch
 
     assert Launch().processes() == 1
@@ -256,29 +258,29 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
     assert Launch(nproc_per_node="auto").processes() == max(1, torch.cuda.device_count())
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert [Launch(nproc_per_node=asked).processes() for asked in (1, 2, "auto")] == [2, 2, 2]
+    assert [Launch(nproc_per_node=count).processes() for count in (1, 2, "auto")] == [2, 2, 2]
     with pytest.raises(ValueError, match="launch.nproc_per_node=4: torchrun or srun has started 2"):
         Launch(nproc_per_node=4).processes()
 
 
-def test_processes_do_not_share_a_gpu():
+def test_several_processes_on_one_gpu_are_refused():
     with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes needs its own GPU"):
         check_gpus(2, "cuda:0")
     check_gpus(1, "cuda:0")
     check_gpus(2, "cpu")
 
 
-def test_a_wrong_number_of_processes_starts_none(run_app: Any, tmp_path: Path):
-    done = run_app("launch.nproc_per_node=x", exit_code=2)
-    assert done.stderr.startswith("error: launch.nproc_per_node=") and len(done.stderr.splitlines()) == 1
+def test_a_command_with_an_invalid_number_of_processes_starts_none(run_app: Any, tmp_path: Path):
+    finished = run_app("launch.nproc_per_node=x", exit_code=2)
+    assert finished.stderr.startswith("error: launch.nproc_per_node=") and len(finished.stderr.splitlines()) == 1
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(("secret", "exit_code"), [("ours", 7), ("theirs", 1)])
-def test_a_rank_does_what_its_launch_sends_and_nothing_else(
+def test_a_rank_accepts_only_messages_signed_with_the_secret_of_its_launch(
     tmp_path: Path, secret: str, exit_code: int, request: pytest.FixtureRequest
 ):
-    """Any process on the machine can write to the store."""
+    """The check is needed because any process on the machine can write to the store."""
     from torch._C._distributed_c10d import TCPStore
 
     request.addfinalizer(lambda: use_secret(""))
@@ -286,25 +288,25 @@ def test_a_rank_does_what_its_launch_sends_and_nothing_else(
     use_secret(secret)
     store.set("message/0", signed("message/0", json.dumps({"exit": 7})))
     rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    done = run_python(["-m", "runner"], cwd=tmp_path, env={**os.environ, **rank, "RUNNER_SECRET": "ours"})
-    assert done.returncode == exit_code, done.stderr
-    assert ("PermissionError: message/0 in the store of the ranks" in done.stderr) == (secret == "theirs")
+    finished = run_python(["-m", "runner"], cwd=tmp_path, env={**os.environ, **rank, "RUNNER_SECRET": "ours"})
+    assert finished.returncode == exit_code, finished.stderr
+    assert ("PermissionError: message/0 in the store of the ranks" in finished.stderr) == (secret == "theirs")
 
 
-def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatch):
+def test_ranks_remove_the_secret_from_the_environment_of_child_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RUNNER_SECRET", "")
     Ranks()
     assert "RUNNER_SECRET" not in os.environ
 
 
-def test_verbs_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
-    """Neither without torchrun nor under it, where the other ranks are dismissed."""
+def test_verbs_that_do_not_train_use_no_other_ranks(run_app: Any, tmp_path: Path):
+    """They start none, and dismiss those that torchrun has started."""
     (tmp_path / "own.py").write_text(
         "import os, psutil, runner\n"
         "class Counting(runner.Callback):\n"
         "    def __init__(self):\n"
-        "        here = [one for one in psutil.Process().children() if one.cwd() == os.getcwd()]\n"
-        "        print('counted', os.environ.get('WORLD_SIZE'), len(here))\n"
+        "        ranks = [child for child in psutil.Process().children() if child.cwd() == os.getcwd()]\n"
+        "        print('counted', os.environ.get('WORLD_SIZE'), len(ranks))\n"
         "    def batch_end(self, state, logger):\n"
         "        pass\n"
     )

@@ -15,11 +15,11 @@ def secret() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "naïve\n" * 100])
-def test_what_is_signed_is_read_again(text: str):
+def test_a_signed_message_is_verified_and_returned(text: str):
     assert verified("message/0", signed("message/0", text).encode()) == text
 
 
-def test_what_someone_else_wrote_is_refused():
+def test_a_message_with_a_wrong_signature_is_refused():
     ours = signed("message/0", "{}").encode()
     use_secret("theirs")
     theirs = signed("message/0", "{}").encode()

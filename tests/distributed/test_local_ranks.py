@@ -1,4 +1,4 @@
-"""Ranks without torchrun: what they train, how long they are reused, and that none is left however a run ends."""
+"""Ranks that a command starts itself: their results, their reuse in sweeps, and that none is left after any end."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from runner.distributed import watch
 
 
 class Witness(Callback):
-    """Adds a line about this rank and what it trained to `rank<N>.jsonl`."""
+    """Appends a line about this rank and its weights to `rank<N>.jsonl`."""
 
     def fit_end(self, state, logger):
         weights = b"".join(value.numpy().tobytes() for value in state.unwrapped_model.state_dict().values())
-        seen = {
+        facts = {
             "weights": hashlib.sha256(weights).hexdigest(),
             "pid": os.getpid(),
             "job": [state.rank_zero_seed, state.config["launch"]["nproc_per_node"]],
@@ -48,12 +48,12 @@ class Witness(Callback):
             "threads": torch.get_num_threads(),
         }
         with Path(f"rank{get_global_rank()}.jsonl").open("a") as file:
-            file.write(json.dumps(seen) + "\\n")
+            file.write(json.dumps(facts) + "\\n")
         print("witness", get_global_rank())
 
 
 class Failing(Callback):
-    """Fails at the second batch on some ranks, for one seed; other ranks may be kept busy meanwhile."""
+    """Fails at the second batch on some ranks, in the run of one seed; with `busy`, the other ranks are busy then."""
 
     def __init__(self, ranks: list[int], how: str = "raise", seed: int = 0, busy: bool = False):
         self.ranks, self.how, self.seed, self.busy = ranks, how, seed, busy
@@ -72,7 +72,7 @@ class Failing(Callback):
 
 
 class Stuck(Callback):
-    """Never closes on rank 0, like a read from a GPU that waits for a lost rank; with `unread`, nobody reads stderr."""
+    """Never closes on rank 0, as if it waited for a GPU and a lost rank; with `unread`, stderr is a closed pipe."""
 
     def __init__(self, unread: bool = False):
         watch.CLOSING = 2.0
@@ -88,7 +88,7 @@ class Stuck(Callback):
 
 
 class Refused(Callback):
-    """Refuses to take part on one rank."""
+    """Raises an error on one rank before training."""
 
     def __init__(self, rank: int):
         self.rank = rank
@@ -99,7 +99,7 @@ class Refused(Callback):
 
 
 class Interrupted(Callback):
-    """A Ctrl-C that reaches rank 1 alone, before it trains."""
+    """Sends a Ctrl-C only to rank 1, before it trains."""
 
     def init(self, state, logger):
         if get_global_rank() == 1:
@@ -107,7 +107,7 @@ class Interrupted(Callback):
 
 
 class Endless(Callback):
-    """Reports that training has started, and prolongs it; with `busy`, rank 1 does not notice the others."""
+    """Creates a file when training has started, and slows it down; with `busy`, rank 1 does not notice the others."""
 
     def __init__(self, busy: bool = False):
         self.busy = busy
@@ -127,41 +127,43 @@ def folder(tmp_path: Path) -> Path:
 
 
 def use(name: str, **arguments: object) -> list[str]:
-    """The overrides that add a callback of `own.py`."""
+    """Return the overrides that add a callback of `own.py`."""
     key = f"+callbacks.{name.lower()}"
     return [f"{key}._target_=own.{name}", *(f"{key}.{argument}={value}" for argument, value in arguments.items())]
 
 
-def seen(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """What `Witness` wrote, job by job."""
+def read_witness(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """Return what `Witness` wrote on a rank, job by job."""
     return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
 
 
 class Command(NamedTuple):
+    """A running command, in a working directory of its own."""
+
     process: Any
     folder: Path
 
     def alive(self) -> list[psutil.Process]:
-        """Its processes and their descendants, whoever is their parent now."""
+        """Return its process and all descendants, including orphans."""
         return processes_in(self.folder)
 
     def ranks(self) -> list[str]:
-        """Its living child ranks, if really started: forked ones show no environment."""
-        found = []
+        """Return the ranks that run as child processes. Only with `real`: forked processes show no environment."""
+        ranks = []
         for process in self.alive():
             with contextlib.suppress(psutil.Error):
-                found.append(process.environ().get("RANK"))
-        return [rank for rank in found if rank is not None]
+                ranks.append(process.environ().get("RANK"))
+        return [rank for rank in ranks if rank is not None]
 
     def wait_until_gone(self) -> None:
         deadline = time.monotonic() + PATIENCE
-        while (left := self.alive()) and time.monotonic() < deadline:
+        while (alive := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        described = []
-        for process in left:
+        commands = []
+        for process in alive:
             with contextlib.suppress(psutil.Error):
-                described.append(" ".join(process.cmdline()))
-        assert not described
+                commands.append(" ".join(process.cmdline()))
+        assert not commands
 
     def stderr(self) -> str:
         return (self.folder / "stderr").read_text()
@@ -169,16 +171,16 @@ class Command(NamedTuple):
 
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str, real: bool = False) -> Iterator[Command]:
-    """A running command with the processes it starts, all of which are killed at the end."""
+    """Start a command, and kill it with all processes that it has started at the end of the block."""
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = start_python(["-m", "runner", *arguments], real=real, cwd=folder, stdout=out, stderr=err)
     command = Command(process, folder)
     try:
         yield command
     finally:
-        for one in command.alive():
+        for running in command.alive():
             with contextlib.suppress(psutil.Error):
-                one.kill()
+                running.kill()
         process.wait(PATIENCE)
 
 
@@ -189,23 +191,23 @@ def torchrun(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_they_train_what_torchrun_s_ranks_train(folder: Path, run_app: Any):
+def test_local_ranks_train_the_same_weights_as_ranks_of_torchrun(folder: Path, run_app: Any):
     arguments = (*SHORT, "trainer.max_duration=2ep", *use("Witness"))
     run_app(*arguments, TWO, env={"OMP_NUM_THREADS": None})
     torchrun(folder, *arguments)
-    inside, outside = zip(seen(folder, 0), seen(folder, 1), strict=True)
-    assert {one["weights"] for one in (*inside, *outside)} == {inside[0]["weights"]}
-    assert inside[0]["pid"] != inside[1]["pid"] and all(one["group"] for one in inside)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert [one["threads"] for one in (*inside, *outside)] == [share] * 4
+    local, of_torchrun = zip(read_witness(folder, 0), read_witness(folder, 1), strict=True)
+    assert {rank["weights"] for rank in (*local, *of_torchrun)} == {local[0]["weights"]}
+    assert local[0]["pid"] != local[1]["pid"] and all(rank["group"] for rank in local)
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert [rank["threads"] for rank in (*local, *of_torchrun)] == [threads] * 4
     first, second = sorted(folder.glob("outputs/20*/*"))
     for run_dir in (first, second):
         assert json.loads((run_dir / "environment.json").read_text())["ranks"] == 2
 
 
-def test_a_sweep_keeps_them_and_a_job_of_one_process_is_alone(folder: Path, run_app: Any):
+def test_a_sweep_reuses_its_ranks_except_for_jobs_of_one_process(folder: Path, run_app: Any):
     run_app("-m", *SHORT, "trainer.max_duration=1ep", "launch.nproc_per_node=2,1", "seed=0,1", *use("Witness"))
-    zero, one = seen(folder, 0), seen(folder, 1)
+    zero, one = read_witness(folder, 0), read_witness(folder, 1)
     assert [job["job"] for job in zero] == [[0, 2], [1, 2], [0, 1], [1, 1]]
     assert [job["job"] for job in one] == [[0, 2], [1, 2]]
     assert len({job["pid"] for job in zero}) == len({job["pid"] for job in one}) == 1
@@ -217,18 +219,18 @@ def test_a_sweep_keeps_them_and_a_job_of_one_process_is_alone(folder: Path, run_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: str):
-    """Two jobs of two ranks at the same time."""
+def test_jobs_of_parallel_launchers_have_ranks(folder: Path, run_app: Any, launcher: str):
+    """Two jobs with two ranks each run at the same time."""
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     command = ("-m", *SHORT, "trainer.max_duration=1ep", "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs)
-    done = run_app(*command, *use("Witness"), env={"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None})
-    zero, one = ({job["job"][0]: job for job in seen(folder, rank)} for rank in (0, 1))
+    finished = run_app(*command, *use("Witness"), env={"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None})
+    zero, one = ({job["job"][0]: job for job in read_witness(folder, rank)} for rank in (0, 1))
     assert [zero[seed]["weights"] for seed in (0, 1)] == [one[seed]["weights"] for seed in (0, 1)]
     assert zero[0]["weights"] != zero[1]["weights"]
-    share = max(1, len(os.sched_getaffinity(0)) // 4)
-    assert {job["threads"] for job in (*zero.values(), *one.values())} == {share}
-    assert "witness" not in done.stdout
-    for log in folder.glob("outputs/sweeps/*/*/*/console.log"):  # of both ranks
+    threads = max(1, len(os.sched_getaffinity(0)) // 4)
+    assert {job["threads"] for job in (*zero.values(), *one.values())} == {threads}
+    assert "witness" not in finished.stdout
+    for log in folder.glob("outputs/sweeps/*/*/*/console.log"):  # with the output of both ranks
         assert sorted(log.read_text().splitlines()) == ["witness 0", "witness 1"]
 
 
@@ -242,7 +244,7 @@ def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: st
         ("[1]", "kill", "it was killed by SIGKILL"),
     ],
 )
-def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, how: str, end: str):
+def test_the_first_failure_ends_all_ranks_and_is_the_last_line(folder: Path, ranks: str, how: str, end: str):
     with started(folder, *SHORT, TWO, "launch.restarts=0", *use("Failing", ranks=ranks, how=how)) as command:
         assert command.process.wait(PATIENCE) == (75 if how == "kill" else 1)
         command.wait_until_gone()
@@ -256,7 +258,7 @@ def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, h
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
+def test_a_busy_rank_0_is_interrupted_when_another_rank_fails(folder: Path):
     arguments = (*SHORT, TWO, "+callbacks=mlflow_logger", *use("Failing", ranks="[1]", busy="true"))
     with started(folder, *arguments, real=True) as command:
         wait_until(lambda: command.ranks() == ["1"])
@@ -268,7 +270,7 @@ def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
+def test_a_rank_0_that_cannot_close_is_killed(folder: Path):
     own = (*use("Failing", ranks="[1]", how="kill"), *use("Stuck"))
     with started(folder, *SHORT, TWO, "launch.restarts=0", *own) as command:
         assert command.process.wait(PATIENCE) == 75
@@ -277,54 +279,57 @@ def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
 
 
 @pytest.mark.slow
-def test_a_rank_0_that_cannot_close_is_ended_though_nobody_reads_why(folder: Path):
+def test_a_rank_0_that_cannot_close_is_killed_even_if_stderr_is_closed(folder: Path):
     own = (*use("Failing", ranks="[1]", how="kill"), *use("Stuck", unread="true"))
     with started(folder, *SHORT, TWO, "launch.restarts=0", *own) as command:
         assert command.process.wait(PATIENCE) == 75
         command.wait_until_gone()
 
 
-def test_after_a_failure_the_next_job_has_new_ranks(folder: Path, run_app: Any):
+def test_the_job_after_a_failure_gets_new_ranks(folder: Path, run_app: Any):
     sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, "seed=0,1", *use("Failing", ranks="[1]"), *use("Witness"))
-    done = run_app(*sweep, exit_code=1)
-    assert "ValueError: the cause on rank 1" in done.stderr
-    assert [job["job"] for job in seen(folder, 0)] == [job["job"] for job in seen(folder, 1)] == [[1, 2]]
+    finished = run_app(*sweep, exit_code=1)
+    assert "ValueError: the cause on rank 1" in finished.stderr
+    assert (
+        [job["job"] for job in read_witness(folder, 0)] == [job["job"] for job in read_witness(folder, 1)] == [[1, 2]]
+    )
 
 
 @pytest.mark.slow
-def test_after_rank_0_was_refused_the_next_job_has_new_ranks(folder: Path, run_app: Any):
-    """The other rank waits for it in vain."""
+def test_the_job_after_an_error_on_rank_0_alone_gets_new_ranks(folder: Path, run_app: Any):
+    """The other rank still waits for rank 0, so it cannot be reused."""
     sweep = ("-m", *SHORT, "trainer.max_duration=1ep", TWO, *use("Refused", rank="0,-1"), *use("Witness"))
-    done = run_app(*sweep, exit_code=None)
-    assert done.returncode, done.stdout
-    assert "error: callbacks.refused.rank=0: refused" in done.stderr
-    assert len(seen(folder, 0)) == len(seen(folder, 1)) == 1
+    finished = run_app(*sweep, exit_code=None)
+    assert finished.returncode, finished.stdout
+    assert "error: callbacks.refused.rank=0: refused" in finished.stderr
+    assert len(read_witness(folder, 0)) == len(read_witness(folder, 1)) == 1
 
 
-def test_rank_0_does_not_wait_for_one_that_was_interrupted_alone(folder: Path, run_app: Any):
-    done = run_app(*SHORT, TWO, *use("Interrupted"), exit_code=1)
-    assert done.stderr.rstrip().endswith("rank 1 failed:\nit was ended by SIGINT before the ranks could agree to end")
+def test_rank_0_does_not_wait_for_a_rank_that_alone_was_interrupted(folder: Path, run_app: Any):
+    finished = run_app(*SHORT, TWO, *use("Interrupted"), exit_code=1)
+    reason = "rank 1 failed:\nit was ended by SIGINT before the ranks could agree to end"
+    assert finished.stderr.rstrip().endswith(reason)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_rank_that_is_stopped_does_not_keep_rank_0_from_ending(folder: Path, number: int):
+def test_a_suspended_rank_does_not_keep_rank_0_from_ending(folder: Path, number: int):
     with started(folder, *SHORT, TWO, "trainer.max_duration=1000ep", "launch.grace=2", *use("Endless")) as command:
         wait_until(lambda: (folder / "training1-0").exists())
-        (stopped,) = [one for one in command.alive() if one.pid != command.process.pid]
-        stopped.suspend()
+        (other_rank,) = [process for process in command.alive() if process.pid != command.process.pid]
+        other_rank.suspend()
         time.sleep(2)  # until rank 0 waits for it
         for _ in range(1 if number == signal.SIGTERM else 2):
             os.kill(command.process.pid, number)
             time.sleep(0.5)
-        began = time.monotonic()
+        start_time = time.monotonic()
         assert command.process.wait(PATIENCE) == 128 + number
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - start_time < 30
         command.wait_until_gone()
 
 
 def end_at(folder: Path, number: int, phase: str) -> None:
-    """Ends a run of two ranks by a signal, and checks that nothing is left but a checkpoint if there was time."""
+    """End a run of two ranks by a signal, and check that no process is left, and a checkpoint if it was training."""
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
     busy = str(number == signal.SIGKILL).lower()
@@ -349,14 +354,14 @@ def end_at(folder: Path, number: int, phase: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_leaves_no_process(tmp_path: Path, number: int):
+def test_a_run_ended_by_a_signal_leaves_no_process(tmp_path: Path, number: int):
     for phase in ("imports", "training"):
         end_at(tmp_path / phase, number, phase)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
+def test_a_killed_sweep_leaves_no_process(folder: Path, launcher: str):
     jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
     sweep = ("-m", *SHORT, "seed=0,1", TWO, f"hydra/launcher={launcher}", *jobs, "trainer.max_duration=1000ep")
     with started(folder, *sweep, *use("Endless")) as command:
@@ -366,21 +371,21 @@ def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
     assert len(list(folder.glob("outputs/sweeps/*/*/*/checkpoints/latest/manifest.json"))) == 2
 
 
-def test_a_warning_says_which_rank_it_comes_from(tmp_path: Path, run_app: Any):
+def test_a_warning_names_its_rank_except_for_rank_0(tmp_path: Path, run_app: Any):
     warns = "def fit_start(self, state, logger): logging.getLogger('runner').warning('low')"
     source = f"import logging\nfrom runner import Callback\nclass Warns(Callback):\n    {warns}\n"
     (tmp_path / "own.py").write_text(source)
-    said = run_app(*SHORT, TWO, "trainer.max_duration=1ba", "+callbacks.own._target_=own.Warns").stderr
-    assert {"WARNING: low", "WARNING: rank 1: low"} <= {*said.splitlines()}
+    finished = run_app(*SHORT, TWO, "trainer.max_duration=1ba", "+callbacks.own._target_=own.Warns")
+    assert {"WARNING: low", "WARNING: rank 1: low"} <= {*finished.stderr.splitlines()}
 
 
 @pytest.mark.slow
-def test_a_folder_where_one_works_does_not_hide_the_program(folder: Path, run_app: Any):
-    (folder / "runner.py").write_text("raise SystemExit('the wrong one')")
-    program = "from runner.__main__ import command; command()"  # as the console script starts it
+def test_a_module_in_the_working_directory_does_not_hide_the_runner_from_ranks(folder: Path, run_app: Any):
+    (folder / "runner.py").write_text("raise SystemExit('the wrong module')")
+    program = "from runner.__main__ import command; command()"  # like the console script
     arguments = (*SHORT, TWO, "trainer.max_duration=1ba", *use("Witness"))
     run_python(["-P", "-c", program, *arguments], cwd=folder, check=True, real=True)
-    assert len(seen(folder, 1)) == 1
+    assert len(read_witness(folder, 1)) == 1
 
 
 @pytest.mark.gpu
@@ -388,6 +393,6 @@ def test_more_ranks_than_gpus_are_refused(run_app: Any):
     import torch
 
     gpus = torch.cuda.device_count()
-    done = run_app(*SHORT, f"launch.nproc_per_node={gpus + 1}", exit_code=2)
-    assert done.stderr.startswith(f"error: launch.nproc_per_node={gpus + 1}: each process needs its own GPU")
-    assert len(done.stderr.splitlines()) == 1
+    finished = run_app(*SHORT, f"launch.nproc_per_node={gpus + 1}", exit_code=2)
+    assert finished.stderr.startswith(f"error: launch.nproc_per_node={gpus + 1}: each process needs its own GPU")
+    assert len(finished.stderr.splitlines()) == 1

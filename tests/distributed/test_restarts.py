@@ -1,4 +1,4 @@
-"""Restarts of a command on one machine: how many, and what the attempts know of each other."""
+"""Restarts of a command on one machine: their number, and the values that one attempt passes to the next."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from runner.distributed.launch import Launch
 
 @pytest.fixture(autouse=True)
 def first_attempt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process has been a command for the first time."""
+    """Lets this process look like the first attempt of a command."""
     monkeypatch.setattr(restarts, "_start", None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv(PARENT, raising=False)
-    for known in (environment.from_attempts, environment.for_attempts):
-        known.clear()
+    for values in (environment.from_attempts, environment.for_attempts):
+        values.clear()
     yield
-    for known in (environment.from_attempts, environment.for_attempts):
-        known.clear()
+    for values in (environment.from_attempts, environment.for_attempts):
+        values.clear()
 
 
 def test_a_checkpoint_of_a_later_batch_resets_the_count():
@@ -34,7 +34,7 @@ def test_a_checkpoint_of_a_later_batch_resets_the_count():
     assert restarts.count_failure("run", 0, 20) == 0
 
 
-def test_an_attempt_knows_what_those_before_it_knew_and_nothing_that_it_starts_does(monkeypatch: pytest.MonkeyPatch):
+def test_an_attempt_inherits_the_values_of_earlier_ones_but_its_child_processes_do_not(monkeypatch: pytest.MonkeyPatch):
     restarts.save_start()
     assert keep_across_restarts("folder", lambda: "first") == "first"
     restarts.count_failure("run", 3, 5)
@@ -58,6 +58,6 @@ def test_only_a_command_that_nothing_else_restarts_may_restart(
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "3", None])
-def test_a_number_of_restarts_that_is_none_is_refused(value: Any):
+def test_an_invalid_number_of_restarts_is_refused(value: Any):
     with pytest.raises(ValueError, match="restarts=.*: must be a whole number, 0 or more"):
         Launch(restarts=value)

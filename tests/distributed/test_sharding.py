@@ -1,4 +1,4 @@
-"""Sharded models: equal to replicas bit for bit, in the same checkpoints, and what is refused."""
+"""Sharded models equal replicas bit for bit, share their checkpoints, and refuse what they do not support."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gpt(**sizes: Any) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"parallel": "fsdpp"}, "parallel='fsdpp': must be 'ddp' .* or 'fsdp'"),
         ({"parallel": "fsdp", "shard_size": 1}, "shard_size=1: must be a number of ranks, at least 2, or None"),
@@ -45,12 +45,12 @@ def gpt(**sizes: Any) -> Model:
         ({"gather_dtype": "bfloat16"}, "gather_dtype='bfloat16': does nothing with parallel='ddp'"),
     ],
 )
-def test_a_wrong_layout_is_refused(arguments: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_layout_is_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
         Layout(**arguments)
 
 
-def test_what_does_not_fit_the_ranks_or_the_model_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_a_layout_that_does_not_fit_the_ranks_or_the_model_is_refused(monkeypatch: pytest.MonkeyPatch):
     class OwnStep(LanguageModel):
         def training_step(self, state):
             return None
@@ -78,11 +78,13 @@ def test_a_parameter_that_cannot_be_sharded_is_named():
         check_parameters(model)
 
 
-def test_one_process_trains_the_same_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_fsdp_in_one_process_trains_the_same_and_logs_that_it_does_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     caplog.set_level(logging.INFO, "runner")
-    plain, sharded = (train(Case(), tmp_path, parallel=one) for one in ("ddp", "fsdp"))
+    plain, sharded = (train(Case(), tmp_path, parallel=parallel) for parallel in ("ddp", "fsdp"))
     assert difference(plain, sharded) == 0
-    assert [one.getMessage() for one in caplog.records if "fsdp" in one.getMessage()] == [
+    assert [record.getMessage() for record in caplog.records if "fsdp" in record.getMessage()] == [
         "parallel='fsdp': a single process has no other ranks to share its weights with"
     ]
 
@@ -90,15 +92,15 @@ def test_one_process_trains_the_same_and_says_so(tmp_path: Path, caplog: pytest.
 # Units
 
 
-def test_what_wraps_a_block_belongs_to_its_unit(tmp_path: Path):
+def test_a_module_that_wraps_a_block_belongs_to_its_unit(tmp_path: Path):
     assert [*find_units(gpt(n_layers=3))] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
     model = gpt(n_layers=2)
     with Trainer(model=model, algorithms=[StochasticDepth("TransformerBlock")], device="cpu", run_dir=tmp_path):
-        found = find_units(model)
-    assert {type(one).__name__ for one in found.values()} == {"StochasticBlock"}
+        units = find_units(model)
+    assert {type(unit).__name__ for unit in units.values()} == {"StochasticBlock"}
 
 
-def test_a_block_that_shares_a_weight_with_the_rest_is_left_out():
+def test_a_block_that_shares_a_weight_with_another_module_is_not_a_unit():
     net = ResNet8(in_channels=3, num_classes=3, width=4)
     net.head_copy = nn.Module()  # pyright: ignore[reportAttributeAccessIssue]
     net.head_copy.weight = next(net.blocks[1].parameters())  # pyright: ignore
@@ -109,7 +111,10 @@ def test_a_block_that_shares_a_weight_with_the_rest_is_left_out():
 
 
 def equal_replicas() -> None:
-    """Train the cases of the arguments with replicas and with shards, and resume both checkpoints in either layout."""
+    """Train the cases in sys.argv with replicas and shards, and resume each checkpoint in either layout. All ranks.
+
+    All results must be bit-identical, except for cases that round differently.
+    """
     with on_ranks():
         for name in sys.argv[1:]:
             case, folder = CASES[name], Path(name.replace(": ", "-").replace(" ", "_"))
@@ -120,14 +125,14 @@ def equal_replicas() -> None:
             assert difference(sharded, again) == 0, f"{name}: resumed"
             if name not in ROUNDED:
                 saved = [
-                    [torch.load(folder / one / file, weights_only=True) for file in ("model.pt", "state.pt")]
-                    for one in ("ddp", "fsdp")
+                    [torch.load(folder / parallel / file, weights_only=True) for file in ("model.pt", "state.pt")]
+                    for parallel in ("ddp", "fsdp")
                 ]
                 for file, parts in ((0, [*saved[0][0]]), (1, ["model", "optimizers", "scaler"])):
                     for part in parts:
                         assert digest(saved[0][file][part]) == digest(saved[1][file][part]), f"{name}: {part}"
-                sizes = [(folder / one / "model.pt").stat().st_size for one in ("ddp", "fsdp")]
-                assert sizes[0] == sizes[1], f"{name}: padding is saved"
+                sizes = [(folder / parallel / "model.pt").stat().st_size for parallel in ("ddp", "fsdp")]
+                assert sizes[0] == sizes[1], f"{name}: padding must not be saved"
                 assert difference(plain, train(case, folder, resume_path=folder / "fsdp")) == 0, f"{name}: to ddp"
                 crossed = train(case, folder, parallel="fsdp", resume_path=folder / "ddp")
                 assert difference(plain, crossed) == 0, f"{name}: from ddp"
@@ -136,50 +141,61 @@ def equal_replicas() -> None:
 FIRST_TIER = ("text: adamw", "text: muon", "text: ema")
 
 
-def test_two_ranks_equal_replicas_to_the_bit_and_resume_in_either_layout(run_ranks):
+def test_shards_on_two_ranks_equal_replicas_bit_for_bit_and_resume_in_either_layout(run_ranks):
     run_ranks(program_of("distributed/test_sharding", "equal_replicas"), 2, *FIRST_TIER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(4))
 def test_each_algorithm_and_optimizer_equals_replicas(run_ranks, start: int):
-    names = [one for one in CASES if one not in FIRST_TIER]
+    names = [name for name in CASES if name not in FIRST_TIER]
     run_ranks(program_of("distributed/test_sharding", "equal_replicas"), 2, *names[start::4])
 
 
-def parts_of_a_model() -> None:
-    """See what each rank holds."""
+def check_parts() -> None:
+    """Check the tensors that each rank holds, and save their sizes. All ranks."""
     with on_ranks():
         with make_sharded() as trainer:
             trainer.fit()
             model = trainer.state.unwrapped_model
             assert is_sharded(model) and count_copies(model) == 1
             assert type(model).__name__ == "FSDPLanguageModel" and isinstance(model, LanguageModel)
-            held = sum(local(one).numel() for one in model.parameters())
-            assert held < 0.6 * sum(one.numel() for one in model.parameters())
-            kinds = {"weights": model.parameters(), "gradients": (one.grad for one in model.parameters())}
-            torch.save({kind: size_of([*map(local, its)]) for kind, its in kinds.items()}, f"{get_global_rank()}.pt")
-            momenta = [one["exp_avg"] for one in trainer.state.optimizers[0].state.values()]
-            assert all(local(one).untyped_storage().nbytes() < whole(one).nbytes for one in momenta if len(one) > 1)
+            parameters = [*model.parameters()]
+            held = sum(local(parameter).numel() for parameter in parameters)
+            assert held < 0.6 * sum(parameter.numel() for parameter in parameters)
+            kinds = {"weights": parameters, "gradients": [parameter.grad for parameter in parameters]}
+            sizes = {kind: size_of([*map(local, tensors)]) for kind, tensors in kinds.items()}
+            torch.save(sizes, f"{get_global_rank()}.pt")
+            momenta = [entry["exp_avg"] for entry in trainer.state.optimizers[0].state.values()]
+            assert all(
+                local(momentum).untyped_storage().nbytes() < whole(momentum).nbytes
+                for momentum in momenta
+                if len(momentum) > 1
+            )
             trainer.save_checkpoint("here")
-            trained = {name: whole(one) for name, one in model.named_parameters()}
+            trained = whole_weights(model)
             trainer.fit("1ba")
-            later = {name: whole(one) for name, one in model.named_parameters()}
+            later = whole_weights(model)
             trainer.eval(checkpoint="here")
-            assert difference(later, {name: whole(one) for name, one in model.named_parameters()}) == 0
+            assert difference(later, whole_weights(model)) == 0
             assert difference(trained, later) > 0
         with make_sharded(gather_dtype="bfloat16") as trainer:
             trainer.fit()
-            rounded = {name: whole(one) for name, one in trainer.state.unwrapped_model.named_parameters()}
+            rounded = whole_weights(trainer.state.unwrapped_model)
             assert trainer.state.outputs.dtype == torch.float32
         exact = torch.load("here/model.pt", weights_only=True)
-        assert all(one.dtype == torch.float32 for one in rounded.values())
+        assert all(weight.dtype == torch.float32 for weight in rounded.values())
         assert 1e-5 < difference(rounded, {name: exact[name] for name in rounded}) < 0.1
-        with make_sharded(resume_path="here") as trainer:  # a shard is no view that keeps the whole in memory
+        with make_sharded(resume_path="here") as trainer:  # a shard must not be a view that keeps the whole in memory
             for optimizer in trainer.state.optimizers:
-                for one in optimizer.state.values():
-                    part = local(one["exp_avg"])
+                for entry in optimizer.state.values():
+                    part = local(entry["exp_avg"])
                     assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters of a sharded model, whole on each rank. All ranks."""
+    return {name: whole(parameter) for name, parameter in model.named_parameters()}
 
 
 def make_sharded(**arguments: Any) -> Trainer:
@@ -188,44 +204,44 @@ def make_sharded(**arguments: Any) -> Trainer:
 
 
 def refuse_on_ranks() -> None:
-    """See what is refused once the model is sharded."""
+    """Check which algorithms and optimizers are refused if the model is sharded. All ranks."""
     with on_ranks():
-        for key, said in REFUSED.items():
+        for key, message in REFUSED.items():
             task = "images" if key == "channels_last" else "text"
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 make_trainer(task, key, folder=Path("run"), parallel="fsdp")
         model = gpt()
-        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ValueError, match="are not in the model .*parallel='fsdp'"):
-            Trainer(model=model, optimizers=made, device="cpu", parallel="fsdp", run_dir="run")
+            Trainer(model=model, optimizers=optimizer, device="cpu", parallel="fsdp", run_dir="run")
 
 
 def overflow_on_one_shard() -> None:
-    """Overflow on one shard with the scaler of amp_fp16, and with NaNGuard."""
+    """Overflow on one shard with the scaler of amp_fp16, and with NaNGuard. All ranks."""
     with on_ranks():
         for keys, precision in (((), "amp_fp16"), (("nan_guard",), "fp32")):
-            seen = Overflow()
+            overflow = Overflow()
             arguments = {"precision": precision, "parallel": "fsdp"}
-            with make_trainer("text", *keys, seen, folder=Path("run"), **arguments) as trainer:
+            with make_trainer("text", *keys, overflow, folder=Path("run"), **arguments) as trainer:
                 trainer.fit()
-            assert seen.stays == [False, True, False, False], precision
+            assert overflow.stays == [False, True, False, False], precision
             halved = 0.5 if precision == "amp_fp16" else 1
-            assert [one / seen.scales[0] for one in seen.scales] == [1, halved, halved, halved]
+            assert [scale / overflow.scales[0] for scale in overflow.scales] == [1, halved, halved, halved]
 
 
-def test_each_rank_holds_a_part_of_the_size_that_was_predicted(run_ranks, tmp_path: Path):
-    run_ranks(program_of("distributed/test_sharding", "parts_of_a_model"))
+def test_each_rank_holds_a_part_of_the_predicted_size(run_ranks, tmp_path: Path):
+    run_ranks(program_of("distributed/test_sharding", "check_parts"))
     held = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     with make_sharded() as trainer:
         trainer.fit()
         whole, predicted = (measure(trainer.state, shards) for shards in (1, 2))
     for kind in ("weights", "gradients"):
-        assert max(one[kind] for one in held) == pytest.approx(getattr(predicted, kind), rel=0.02)
+        assert max(sizes[kind] for sizes in held) == pytest.approx(getattr(predicted, kind), rel=0.02)
     assert predicted.optimizer == pytest.approx(whole.optimizer / 2, rel=0.02)
     assert predicted.checkpoint == whole.checkpoint
 
 
-def test_what_needs_whole_weights_is_refused(run_ranks):
+def test_algorithms_that_need_whole_weights_are_refused(run_ranks):
     run_ranks(program_of("distributed/test_sharding", "refuse_on_ranks"))
 
 
@@ -234,19 +250,19 @@ def test_an_overflow_on_one_shard_skips_the_step_on_all_ranks(run_ranks):
 
 
 def uneven_microbatches() -> None:
-    """Train batches of which one rank has four samples and the other three: two microbatches and one."""
+    """Train batches of which one rank has four samples, in two microbatches, and the other three, in one. All ranks."""
     with on_ranks():
         case = Case(arguments={"microbatch_size": 3})
         plain, sharded = (train(case, Path(parallel), parallel=parallel) for parallel in ("ddp", "fsdp"))
         assert difference(plain, sharded) < 1e-6
 
 
-def test_a_rank_with_fewer_microbatches_does_not_keep_others_waiting(run_ranks):
+def test_ranks_with_different_numbers_of_microbatches_do_not_wait_forever(run_ranks):
     run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"), timeout=60)
 
 
-def watched() -> None:
-    """Train replicas and shards with the callbacks that look at weights, into folders of the layout's name."""
+def train_with_callbacks() -> None:
+    """Train replicas and shards with callbacks that read weights, in the folders `ddp` and `fsdp`. All ranks."""
     from runner.callbacks import ExportForInference, Generate, InMemoryLogger, OptimizerMonitor, StateDigest
 
     with on_ranks():
@@ -263,33 +279,33 @@ def watched() -> None:
             with make_trainer("text", "ema", folder=Path(parallel), parallel=parallel, **arguments) as trainer:
                 trainer.fit()
                 if get_global_rank() == 0:
-                    values.append({key: [one for _, one in its] for key, its in memory.data.items()})
+                    values.append({key: [value for _, value in points] for key, points in memory.data.items()})
                     values[-1] |= {"texts": [memory.tables["generate"]]}
         if get_global_rank() == 0:
             plain, sharded = values
             assert plain.keys() == sharded.keys()
             norms = [key for key in plain if key.startswith("l2_norm")]
             assert len(norms) > 50
-            for key in norms:  # the square roots of sums over shards, rounded differently
+            for key in norms:  # square roots of sums over shards, which are rounded differently
                 assert sharded[key] == pytest.approx(plain[key], rel=1e-5), key
             assert sharded["texts"] == plain["texts"]
 
 
 def test_callbacks_see_whole_tensors(run_ranks, tmp_path: Path):
-    run_ranks(program_of("distributed/test_sharding", "watched"))
-    plain, sharded = (read_digests(tmp_path / one) for one in ("ddp", "fsdp"))
+    run_ranks(program_of("distributed/test_sharding", "train_with_callbacks"))
+    plain, sharded = (read_digests(tmp_path / parallel) for parallel in ("ddp", "fsdp"))
     assert len(plain) == 4
-    for one, other in zip(plain, sharded, strict=True):  # norms are square roots of sums over shards
-        assert other.pop("values") == pytest.approx(one.pop("values"), rel=1e-5)
+    for expected, actual in zip(plain, sharded, strict=True):  # the values include norms, which round differently
+        assert actual.pop("values") == pytest.approx(expected.pop("values"), rel=1e-5)
     assert plain == sharded
     assert (tmp_path / "ddp/model.safetensors").read_bytes() == (tmp_path / "fsdp/model.safetensors").read_bytes()
 
 
-def test_check_predicts_what_a_rank_will_hold(run_here):
+def test_check_predicts_the_memory_of_a_rank(run_here):
     plain = ("check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
     whole, half = (run_here(*plain, *more, code=0).out for more in ((), ("trainer.parallel=fsdp",)))
-    sizes = [re.search(r"weights ([\d.]+) kB, gradients ([\d.]+) kB", text) for text in (whole, half)]
-    weights, gradients = zip(*(map(float, one.groups()) for one in sizes if one), strict=True)
+    matches = [re.search(r"weights ([\d.]+) kB, gradients ([\d.]+) kB", text) for text in (whole, half)]
+    weights, gradients = zip(*(map(float, match.groups()) for match in matches if match), strict=True)
     assert weights == pytest.approx((2 * weights[1], weights[1]), rel=0.02)
     assert gradients == pytest.approx((2 * gradients[1], gradients[1]), rel=0.02)
 
@@ -297,12 +313,12 @@ def test_check_predicts_what_a_rank_will_hold(run_here):
 # More ranks
 
 
-def hybrid() -> None:
-    """Share two copies of the weights among four ranks, load what other layouts saved, and let one rank drift."""
+def train_hybrid() -> None:
+    """Train two sharded copies on four ranks, resume from other layouts, and change the weights of one. All ranks."""
     from runner.callbacks import ReplicaMonitor
 
     class Drift(Algorithm):
-        """Changes the shard of the last rank, which rank 1 holds too."""
+        """Changes a weight in the shard of the last rank, so that it differs from the copy on rank 1."""
 
         def batch_end(self, state, logger):
             if get_global_rank() == 3 and state.timestamp.batch == 2:
@@ -318,7 +334,7 @@ def hybrid() -> None:
         assert difference(shared, again) == 0
         options: Any = {"parallel": "fsdp", "shard_size": 2}
         train(case, Path("run"), save=Path("shards"), sharded=True, **options)
-        if get_global_rank() == 0:  # of two copies, one is written
+        if get_global_rank() == 0:  # only one of the two copies is written
             assert len([*Path("shards").glob("*.safetensors")]) == 2
         assert difference(shared, train(case, Path("run"), resume_path="shards", **options)) == 0
         assert difference(plain, train(case, Path("run"), parallel="fsdp", resume_path="shared")) < 1e-6
@@ -326,53 +342,54 @@ def hybrid() -> None:
         with make_trainer("text", folder=Path("run"), **options) as trainer:
             assert count_copies(trainer.state.unwrapped_model) == 2
             trainer.fit()
-        said = r"ranks \[3\] differ .* first 'module.blocks.0.mlp.up.weight'"
+        message = r"ranks \[3\] differ .* first 'module.blocks.0.mlp.up.weight'"
         drifting = make_trainer("text", Drift(), folder=Path("run"), **options)
-        with pytest.raises(RuntimeError, match=said), drifting:
+        with pytest.raises(RuntimeError, match=message), drifting:
             drifting.fit()
 
 
-def load_everywhere() -> None:
-    """Load what two ranks saved, and leave the weights of the 11 tokens and all else in a file."""
+def load_in_each_layout() -> None:
+    """Load a checkpoint in each layout; save it again, and save the whole weights of each rank in a file. All ranks."""
     with on_ranks():
         for parallel in ("ddp", "fsdp"):
             with make_sharded(parallel=parallel, resume_path=sys.argv[1]) as trainer:
                 trainer.save_checkpoint(f"{parallel}-{get_world_size()}", sharded=sys.argv[2] == "sharded")
             with make_sharded(parallel=parallel, load_path=sys.argv[1]) as trainer:
-                loaded = {name: whole(one) for name, one in trainer.state.unwrapped_model.state_dict().items()}
+                state_dict = trainer.state.unwrapped_model.state_dict()
+                loaded = {name: whole(tensor) for name, tensor in state_dict.items()}
                 torch.save(loaded, f"{parallel}-{get_world_size()}.{get_global_rank()}.pt")
 
 
 def save_in_the_middle() -> None:
-    """Save a sharded model between two batches of the second epoch."""
+    """Save a sharded model in the middle of the second epoch, gathered and in shards. All ranks."""
     with on_ranks():
         train(CASES["text: adamw"], Path("run"), save=Path("gathered"), parallel="fsdp")
         train(CASES["text: adamw"], Path("run"), save=Path("sharded"), sharded=True, parallel="fsdp")
 
 
 @pytest.mark.slow
-def test_ranks_share_several_copies(run_ranks):
-    run_ranks(program_of("distributed/test_sharding", "hybrid"), 4)
+def test_two_sharded_copies_on_four_ranks_train_and_resume_like_replicas(run_ranks):
+    run_ranks(program_of("distributed/test_sharding", "train_hybrid"), 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "again"), [("gathered", "gathered"), ("sharded", "sharded"), ("sharded", "gathered")]
 )
-def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: Path, saved: str, again: str):
+def test_a_checkpoint_is_loaded_equally_on_any_number_of_ranks(run_ranks, tmp_path: Path, saved: str, again: str):
     run_ranks(program_of("distributed/test_sharding", "save_in_the_middle"), 2)
     first = {file: read_file(tmp_path / saved, file) for file in ("model.pt", "state.pt")}
     for ranks in (1, 2, 3, 4):
-        run_ranks(program_of("distributed/test_sharding", "load_everywhere"), ranks, saved, again)
+        run_ranks(program_of("distributed/test_sharding", "load_in_each_layout"), ranks, saved, again)
         for parallel in ("ddp", "fsdp"):
             name = f"{parallel}-{ranks}"
             assert verify(tmp_path / name) is None
             is_sharded = any((tmp_path / name).glob("*.safetensors"))
             assert is_sharded == (again == "sharded" and parallel == "fsdp" and ranks > 1)
-            found = {file: read_file(tmp_path / name, file) for file in first}
-            assert digest(found["model.pt"]) == digest(first["model.pt"]), name
+            second = {file: read_file(tmp_path / name, file) for file in first}
+            assert digest(second["model.pt"]) == digest(first["model.pt"]), name
             for part in ("optimizers", "schedulers", "timestamp", "order"):
-                assert digest(found["state.pt"][part]) == digest(first["state.pt"][part]), f"{name}: {part}"
+                assert digest(second["state.pt"][part]) == digest(first["state.pt"][part]), f"{name}: {part}"
             for rank in range(ranks):
                 assert digest(torch.load(tmp_path / f"{name}.{rank}.pt")) == digest(first["model.pt"]), name
 
@@ -381,7 +398,7 @@ def test_what_is_loaded_is_the_same_on_any_number_of_ranks(run_ranks, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app, tmp_path: Path):
+def test_every_verb_accepts_a_sharded_run(run_app, tmp_path: Path):
     tiny = ("model=gpt", "data=stdlib_text", "algorithms=none", "scheduler=none", "optimizer=adamw")
     tiny += (
         "~callbacks.mlflow_logger",
@@ -397,8 +414,8 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
     run_app("resume", "sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp", f"{shards[:-4]}null")
     run_app("compare", "plain", "sharded")
     run_app(*tiny, "trainer.parallel=fsdp", shards, "trainer.max_duration=4ba", "hydra.run.dir=whole")
-    run_app("compare", "plain", "whole")  # exit code 0: equal bit for bit
-    plain, whole = (run_app("eval", one, "--json").stdout for one in ("plain", "whole"))
+    run_app("compare", "plain", "whole")  # exit code 0 means bit-identical
+    plain, whole = (run_app("eval", run, "--json").stdout for run in ("plain", "whole"))
     assert json.loads(plain)["result"]["metrics"] == json.loads(whole)["result"]["metrics"]
     run_app("rerun", "whole", "hydra.run.dir=again")
     assert read_digests(tmp_path / "again") == read_digests(tmp_path / "whole")
@@ -416,5 +433,5 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
 
 
 def test_check_refuses_shards_that_do_not_divide_the_ranks(run_here):
-    ended = run_here("check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4", code=2)
-    assert "trainer.shard_size=3: must divide the 4 ranks" in ended.err
+    finished = run_here("check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4", code=2)
+    assert "trainer.shard_size=3: must divide the 4 ranks" in finished.err

@@ -1,3 +1,5 @@
+"""Signals during `fit`: the batch is finished, a checkpoint is written, and the process ends with the right code."""
+
 from __future__ import annotations
 
 import os
@@ -21,19 +23,19 @@ OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
 class Sends(Callback):
-    """Sends this process a signal at one event of one batch, and notes the events that follow."""
+    """Sends this process a signal at one event of one batch, and records the events from there on."""
 
     def __init__(self, number: int, event: str = "before_forward", batch: int = 2, times: int = 1):
         self.number, self.event, self.batch, self.times = number, event, batch, times
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.closed: list[str] = []
         self.handlers: list[Any] = []
 
     def run_event(self, event, state, logger):
-        if self.heard:
-            self.heard.append(event.name)
-        if event.value == self.event and state.timestamp.batch == self.batch and not self.heard:
-            self.heard.append(event.name)
+        if self.events:
+            self.events.append(event.name)
+        if event.value == self.event and state.timestamp.batch == self.batch and not self.events:
+            self.events.append(event.name)
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
 
@@ -67,15 +69,15 @@ def test_a_signal_lets_the_batch_finish_and_a_checkpoint_be_written(tmp_path: Pa
         assert type(raised.value) is KeyboardInterrupt
     else:
         assert type(raised.value) is SystemExit and raised.value.code == 128 + number
-    assert sends.heard[-3:] == ["AFTER_TRAIN_BATCH", "BATCH_END", "BATCH_CHECKPOINT"]
-    assert sends.heard.count("BATCH_END") == 1
+    assert sends.events[-3:] == ["AFTER_TRAIN_BATCH", "BATCH_END", "BATCH_CHECKPOINT"]
+    assert sends.events.count("BATCH_END") == 1
     assert sends.closed == [type(raised.value).__name__, "post_close"]
     checkpoint = tmp_path / "checkpoints" / "ep0-ba3"
     assert is_complete(checkpoint) and saver.latest is not None and saver.latest.name == "ep0-ba3"
     assert read_file(checkpoint, "state.pt")["timestamp"]["batch"] == 3
 
 
-def test_at_the_end_of_a_session_a_run_pauses_and_goes_on_as_if_it_had_not(tmp_path: Path):
+def test_a_run_that_pauses_at_the_end_of_its_session_resumes_bit_for_bit(tmp_path: Path):
     torch.manual_seed(0)
     with pytest.raises(SessionOver) as raised:
         make_trainer(tmp_path / "run", CheckpointSaver(), max_duration="1000000ep", session="0.05s").fit()
@@ -87,8 +89,8 @@ def test_at_the_end_of_a_session_a_run_pauses_and_goes_on_as_if_it_had_not(tmp_p
     torch.manual_seed(0)
     with make_trainer(tmp_path / "whole", max_duration=end) as whole:
         whole.fit()
-    both = (one.state.unwrapped_model.state_dict().values() for one in (resumed, whole))
-    assert all(map(torch.equal, *both))
+    weights = (trainer.state.unwrapped_model.state_dict().values() for trainer in (resumed, whole))
+    assert all(map(torch.equal, *weights))
 
 
 @pytest.mark.parametrize("callbacks", [(), (CheckpointSaver(weights_only=True),)])
@@ -99,21 +101,21 @@ def test_a_session_that_would_lose_its_work_is_refused(tmp_path: Path, callbacks
         make_trainer(tmp_path, CheckpointSaver(), session="2ep")
 
 
-def test_what_is_ignored_or_handled_by_others_ends_no_training(tmp_path: Path):
-    """As nohup ignores SIGHUP, and submitit handles SIGUSR2."""
-    heard = []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    others = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+def test_signals_that_are_ignored_or_have_another_handler_do_not_end_training(tmp_path: Path):
+    """For example, nohup ignores SIGHUP, and submitit handles SIGUSR2."""
+    received = []
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    user2 = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
     try:
         for number in (signal.SIGHUP, signal.SIGUSR2):
             make_trainer(tmp_path, Sends(number), max_duration="1ep").fit()
     finally:
-        signal.signal(signal.SIGHUP, before)
-        signal.signal(signal.SIGUSR2, others)
-    assert heard == [signal.SIGUSR2]
+        signal.signal(signal.SIGHUP, hangup)
+        signal.signal(signal.SIGUSR2, user2)
+    assert received == [signal.SIGUSR2]
 
 
-def test_until_all_is_closed_a_second_sigterm_changes_nothing(tmp_path: Path):
+def test_a_second_sigterm_changes_nothing_until_everything_is_closed(tmp_path: Path):
     class SendsAgain(Callback):
         def close(self, state, logger):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -124,49 +126,49 @@ def test_until_all_is_closed_a_second_sigterm_changes_nothing(tmp_path: Path):
         make_trainer(tmp_path, SendsAgain(), sends, CheckpointSaver()).fit()
     assert raised.value.code == 143 and sends.closed == ["SystemExit", "post_close"]
     assert is_complete(tmp_path / "checkpoints" / "ep0-ba3")
-    assert sends.handlers != before == handlers(), "restored after closing, not before"
+    assert sends.handlers != before == handlers(), "the handlers must be restored after closing, not before"
 
 
 def test_a_second_ctrl_c_interrupts_at_once(tmp_path: Path):
     sends = Sends(signal.SIGINT, times=2)
     with pytest.raises(KeyboardInterrupt):
         make_trainer(tmp_path, sends, CheckpointSaver()).fit()
-    assert sends.heard == ["BEFORE_FORWARD"], "the batch was not finished"
+    assert sends.events == ["BEFORE_FORWARD"], "the batch must not be finished"
     assert sends.closed == ["KeyboardInterrupt", "post_close"]
-    assert not (tmp_path / "checkpoints" / "ep0-ba3").exists(), "half a batch is nothing to resume from"
+    assert not (tmp_path / "checkpoints" / "ep0-ba3").exists(), "there must be no checkpoint of half a batch"
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("event", [Event.EVAL_START, Event.EPOCH_END, Event.FIT_END, Event.EPOCH_CHECKPOINT])
-def test_no_signal_is_lost_at_the_end_of_training(tmp_path: Path, number: int, event: Event):
+def test_a_signal_at_the_end_of_training_is_not_lost(tmp_path: Path, number: int, event: Event):
     sends, saver = Sends(number, event.value, batch=4), CheckpointSaver()
     with pytest.raises((SystemExit, KeyboardInterrupt)) as raised:
         make_trainer(tmp_path, sends, saver, max_duration="1ep").fit()
     assert type(raised.value) is {signal.SIGTERM: SystemExit, signal.SIGINT: KeyboardInterrupt}[signal.Signals(number)]
-    assert sends.heard[-1] == "FIT_END" and sends.closed[-1] == "post_close"
+    assert sends.events[-1] == "FIT_END" and sends.closed[-1] == "post_close"
     assert is_complete(tmp_path / "checkpoints" / "ep1-ba4")
 
 
-def test_outside_of_fit_signals_are_the_process_s_own(tmp_path: Path):
+def test_the_trainer_handles_signals_only_during_fit(tmp_path: Path):
     before = handlers()
     during = []
 
-    class Looks(Callback):
+    class HandlerRecorder(Callback):
         def batch_end(self, state, logger):
             during.append(handlers())
 
         def eval_standalone_start(self, state, logger):
             assert handlers() == before
 
-    with make_trainer(tmp_path, Looks(), max_duration="1ba") as trainer:
+    with make_trainer(tmp_path, HandlerRecorder(), max_duration="1ba") as trainer:
         assert handlers() == before
         trainer.eval()
         trainer.fit()
         assert handlers() == before
-    assert len(during) == 1 and all(mine != theirs for mine, theirs in zip(during[0], before, strict=True))
+    assert len(during) == 1 and all(new != old for new, old in zip(during[0], before, strict=True))
 
 
-def test_the_user_s_own_handler_comes_back_also_after_an_error(tmp_path: Path):
+def test_the_user_s_handler_is_restored_even_after_an_error(tmp_path: Path):
     def mine(number, frame): ...
 
     before = signal.signal(signal.SIGTERM, mine)
@@ -193,25 +195,27 @@ def test_the_user_s_own_handler_comes_back_also_after_an_error(tmp_path: Path):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_in_a_thread_fit_works_and_leaves_signals_alone(tmp_path: Path):
-    before, seen = handlers(), []
+def test_fit_in_a_thread_installs_no_handlers(tmp_path: Path):
+    before, during = handlers(), []
 
-    class Looks(Callback):
+    class HandlerRecorder(Callback):
         def batch_end(self, state, logger):
-            seen.append(handlers())
+            during.append(handlers())
 
     def fit() -> None:
-        with make_trainer(tmp_path, Looks(), max_duration="2ba") as trainer:
+        with make_trainer(tmp_path, HandlerRecorder(), max_duration="2ba") as trainer:
             trainer.fit()
 
     thread = threading.Thread(target=fit)
     thread.start()
     thread.join(60)
-    assert seen == [before, before]
+    assert during == [before, before]
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_application_s_exit_codes(run_app, tmp_path: Path, number: int, exit_code: int):
+def test_a_command_ended_by_a_signal_saves_a_checkpoint_and_exits_with_128_plus_its_number(
+    run_app, tmp_path: Path, number: int, exit_code: int
+):
     (tmp_path / "sends.py").write_text(
         "import os\n"
         "from runner import Callback\n"

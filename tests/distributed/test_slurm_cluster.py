@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine: jobs that are requeued, run out of time, or lose a node."""
+"""Jobs that are requeued, reach their time limit or lose a node, on a real Slurm with two nodes on this machine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NODES = ("n1", "n2")
 ANSWER = 60.0  # seconds for a daemon to answer
 
 
-def missing() -> str:
-    """Why there can be no cluster here; empty if there can."""
-    absent = [one for one in PROGRAMS if shutil.which(one, path=_path()) is None]
+def reason_to_skip() -> str:
+    """Return why no cluster can be started on this machine, or an empty string."""
+    absent = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
     if absent:
         return f"Slurm is not installed ({', '.join(absent)}): apt-get install slurm-wlm munge"
     return "" if os.getuid() == 0 else "only root can start Slurm's daemons"
@@ -42,12 +42,12 @@ def _path() -> str:
 def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here"),
+    pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "Slurm is installed"),
 ]
 
 BATCHES = 1500
@@ -62,14 +62,15 @@ TINY = (
 
 
 class Cluster:
-    """Two nodes, each with two processors, that are processes of this machine."""
+    """A Slurm cluster of two nodes with two processors each, all of whose daemons run on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.first_job = str(_free_ports(1)[0])  # the ranks' port follows from it: clusters at one time need several
+        # The port of the ranks is derived from the job's number, so clusters at the same time need different numbers.
+        self.first_job = str(_free_ports(1)[0])
         self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}  # no name server knows the nodes
+        self.environment |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}  # the nodes have no DNS entries
 
     def start(self) -> None:
         """Start munge, the controller and the nodes, and wait until the nodes are idle."""
@@ -79,9 +80,9 @@ class Cluster:
             (self.folder / name).mkdir()
         (self.folder / "slurm.conf").write_text(self._config())
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
-        munge = {one: f"{self.folder}/munge.{one}" for one in ("key", "log", "pid", "seed", "socket")}
+        munge = {kind: f"{self.folder}/munge.{kind}" for kind in ("key", "log", "pid", "seed", "socket")}
         options = {"key": "key-file", "log": "log-file", "pid": "pid-file", "seed": "seed-file", "socket": "socket"}
-        self._start("munged", "-F", "--force", *(f"--{options[one]}={path}" for one, path in munge.items()))
+        self._start("munged", "-F", "--force", *(f"--{options[kind]}={path}" for kind, path in munge.items()))
         self._wait(lambda: Path(munge["socket"]).exists(), "munge")
         self._start("slurmctld", "-D", "-i")
         self._wait(lambda: "UP" in self.ask("scontrol", "ping"), "the controller")
@@ -94,28 +95,28 @@ class Cluster:
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def lose(self, node: str) -> None:
-        """Let a node vanish with all that runs on it, as by a power cut."""
+        """Kill a node's daemon and all tasks on the node, as a power cut would."""
         self.daemons[node].kill()
         self.daemons[node].wait()
-        self._kill_what_runs_on(node)
+        self._kill_tasks(node)
 
-    def _kill_what_runs_on(self, node: str) -> None:
-        """Kill the tasks of a node, and the daemons that look after each, which hide what they belong to."""
-        mine = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURMD_NODENAME": node}
+    def _kill_tasks(self, node: str) -> None:
+        """Kill the tasks of a node and the daemon of each task, which is only found as the parent of its task."""
+        variables = {"SLURM_CONF": self.environment["SLURM_CONF"], "SLURMD_NODENAME": node}
         tasks = []
-        for one in psutil.process_iter():
+        for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if mine.items() <= one.environ().items():
-                    tasks.append(one)
-        daemons = {parent for one in tasks for parent in one.parents() if parent.name() == "slurmstepd"}
-        for one in [*daemons, *tasks]:
+                if variables.items() <= process.environ().items():
+                    tasks.append(process)
+        daemons = {parent for task in tasks for parent in task.parents() if parent.name() == "slurmstepd"}
+        for process in [*daemons, *tasks]:
             with suppress(psutil.Error):
-                one.kill()
+                process.kill()
 
     def ask(self, *command: str) -> str:
-        """The output of a Slurm command; empty if it fails."""
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=ANSWER)
-        return done.stdout if done.returncode == 0 else ""
+        """Return the output of a Slurm command, or an empty string if it fails."""
+        process = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=ANSWER)
+        return process.stdout if process.returncode == 0 else ""
 
     def _start(self, program: str, *arguments: str, name: str = "") -> None:
         log = (self.folder / f"{name or program}.out").open("ab")
@@ -126,19 +127,19 @@ class Cluster:
                 [path, *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def _wait(self, is_so, what: str) -> None:
+    def _wait(self, is_ready, part: str) -> None:
         deadline = time.monotonic() + ANSWER
-        while not is_so():
-            assert time.monotonic() < deadline, f"{what} did not come up: {self.folder}"
+        while not is_ready():
+            assert time.monotonic() < deadline, f"{part} did not start in time, see the logs in {self.folder}"
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End all jobs and daemons."""
+        """Kill all tasks and daemons."""
         for node in NODES:
-            self._kill_what_runs_on(node)
-        for one in reversed(self.daemons.values()):
-            one.kill()
-            one.wait()
+            self._kill_tasks(node)
+        for daemon in reversed(self.daemons.values()):
+            daemon.kill()
+            daemon.wait()
 
     def _config(self) -> str:
         controller, *ports = _free_ports(3)
@@ -182,7 +183,7 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster that runs within the context."""
+    """Run a cluster inside the block."""
     cluster = Cluster(folder)
     try:
         cluster.start()
@@ -193,7 +194,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster for one test, so that what one leaves behind does not matter to the next."""
+    """A new cluster for each test, so that tests do not affect each other."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     with running_cluster(folder) as running:
@@ -201,15 +202,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def runner(*arguments: str) -> str:
-    """A command line of the runner."""
+    """Return a command line of the runner."""
     return " ".join([sys.executable, "-m", "runner", *arguments])
 
 
 def submit(cluster: Cluster, folder: Path, command: str, *options: str) -> None:
-    """Submit a job of two nodes that runs a command with srun, one task a node."""
+    """Submit a job that runs a command with srun on two nodes, one task per node."""
     script = folder / "job.sh"
     script.write_text(f"#!/bin/bash\nsrun {command}\necho srun has ended with $?\n")
-    done = subprocess.run(
+    process = subprocess.run(
         ["sbatch", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append", "--output=job.log", *options, script],
         cwd=folder,
         env=cluster.environment,
@@ -217,53 +218,53 @@ def submit(cluster: Cluster, folder: Path, command: str, *options: str) -> None:
         text=True,
         timeout=PATIENCE,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
-def wait_for(cluster: Cluster, folder: Path, is_so, what: str) -> None:
-    """Wait for something of a job, and show what it printed if it does not come."""
+def wait_for(cluster: Cluster, folder: Path, condition, event: str) -> None:
+    """Wait until a condition holds; otherwise fail the test, with the queue and the output of the job."""
     try:
-        wait_until(is_so)
+        wait_until(condition)
     except AssertionError:
         log = folder / "job.log"
-        state = cluster.ask("squeue", "-h", "-o", "%i %T %r %R")
-        pytest.fail(f"{what} did not come; the queue: {state!r}\n{log.read_text() if log.exists() else 'no log'}")
+        queue = cluster.ask("squeue", "-h", "-o", "%i %T %r %R")
+        pytest.fail(f"waited for {event}; the queue: {queue!r}\n{log.read_text() if log.exists() else 'no log'}")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of the runs below a folder."""
+    """Return the complete checkpoints of all runs below a folder."""
     return [path.parent for path in folder.glob("outputs/*/*/checkpoints/[!.]*/manifest.json")]
 
 
 def run_in(folder: Path) -> Path:
-    """The only run that commands left in a folder."""
+    """Return the folder of the only run below a working directory."""
     (run,) = {path.parents[1] for path in checkpoints(folder)}
     return run
 
 
 def status(folder: Path) -> str:
-    """How the run in a folder stands."""
+    """Return the status of the only run below a working directory."""
     return json.loads((run_in(folder) / "result.json").read_text())["status"]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """The last weights of a run."""
+    """Return the weights in the newest checkpoint of a run."""
     return read_file(find_checkpoint(run), "model.pt")
 
 
 def assert_equal_to_a_whole_run(folder: Path, run: Path, *changes: str) -> None:
-    """The weights of a run are those of the same command on two ranks of one machine, which nobody interrupts."""
+    """Assert that a run has the weights of the same command on two ranks of one machine without an interruption."""
     whole = folder / "whole"
     whole.mkdir()
     command = runner(*TINY, *changes, "launch.nproc_per_node=2").split()
     subprocess.run(command, cwd=whole, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
     expected = weights(run_in(whole))
-    found = weights(run)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    actual = weights(run)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
-def test_a_signal_of_the_scheduler_costs_no_batch(cluster: Cluster, tmp_path: Path):
+def test_a_job_requeued_by_a_signal_loses_no_batch(cluster: Cluster, tmp_path: Path):
     logged = ("callbacks=[checkpoint_saver,console_summary,mlflow_logger]", "launch.requeue=true")
     submit(cluster, tmp_path, runner(*TINY, *logged))
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
@@ -276,20 +277,20 @@ def test_a_signal_of_the_scheduler_costs_no_batch(cluster: Cluster, tmp_path: Pa
 
     run = run_in(tmp_path)
     assert f"after {paused} batches" in log.read_text()
-    logs = [(run / one / "console.log").read_text() for one in ("attempts/1", ".")]
+    logs = [(run / attempt / "console.log").read_text() for attempt in ("attempts/1", ".")]
     assert all(text.count("MLP, ") == 1 for text in logs) and f"after {paused} batches" in logs[0]
     assert "queued" in logs[0] and "trained" in logs[1]
     sql = "select m.step from metrics m where m.key = 'loss/train/total' order by m.step"
     steps = [step for (step,) in query(tmp_path / "outputs" / "mlflow.db", sql)]
-    assert steps == [*range(1, BATCHES + 1)], "each batch is logged once, in one run"
+    assert steps == [*range(1, BATCHES + 1)], "each batch must be logged once, in the same run"
     assert query(tmp_path / "outputs" / "mlflow.db", "select count(*) from runs") == [(1,)]
     assert_equal_to_a_whole_run(tmp_path, run)
 
 
-def test_torchrun_s_script_of_the_docs_goes_on_after_a_signal(cluster: Cluster, tmp_path: Path):
-    """As it stands on the page, but for one process a node without a GPU, and for names that no name server knows."""
+def test_the_docs_script_for_torchrun_continues_after_a_signal(cluster: Cluster, tmp_path: Path):
+    """The script runs as in the docs, except that nodes have no GPUs and no DNS entries."""
     page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
-    script = next(one for one in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "srun torchrun" in one)
+    script = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "srun torchrun" in block)
     torchrun = f"{sys.executable} -m torch.distributed.run --local-addr=127.0.0.1"
     changes = {
         " --gpus-per-node=8": "",
@@ -312,8 +313,8 @@ def test_torchrun_s_script_of_the_docs_goes_on_after_a_signal(cluster: Cluster, 
     assert_equal_to_a_whole_run(tmp_path, run_in(tmp_path))
 
 
-def test_a_time_limit_is_no_end(cluster: Cluster, tmp_path: Path):
-    """Slurm counts limits in minutes, and sends its signal up to a minute early."""
+def test_a_job_that_reaches_its_time_limit_is_requeued_and_continues(cluster: Cluster, tmp_path: Path):
+    """Slurm counts time limits in minutes, and may send its signal up to a minute early."""
     slow = "callbacks.checkpoint_saver.save_interval=1ba"
     submit(
         cluster,
@@ -339,7 +340,7 @@ def test_a_time_limit_is_no_end(cluster: Cluster, tmp_path: Path):
     )
 
 
-def test_a_lost_node_is_waited_for(cluster: Cluster, tmp_path: Path):
+def test_a_job_that_lost_a_node_continues_when_the_node_returns(cluster: Cluster, tmp_path: Path):
     submit(cluster, tmp_path, runner(*TINY, "launch.requeue=true"))
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
     cluster.lose("n2")
@@ -354,29 +355,29 @@ def test_a_lost_node_is_waited_for(cluster: Cluster, tmp_path: Path):
 @pytest.mark.parametrize(
     "launch", [("launch.nproc_per_node=2",), ("hydra.launcher.nodes=2",)], ids=["ranks of a node", "two nodes"]
 )
-def test_jobs_of_a_sweep_are_requeued_too(launch: tuple[str, ...], cluster: Cluster, tmp_path: Path):
+def test_a_preempted_job_of_a_sweep_is_requeued(launch: tuple[str, ...], cluster: Cluster, tmp_path: Path):
     command = runner("-m", "hydra/launcher=submitit_slurm", "seed=3,4", *TINY, *launch).split()
     log = (tmp_path / "job.log").open("w")
     with log, subprocess.Popen(command, cwd=tmp_path, env=cluster.environment, stdout=log, stderr=log) as sweep:
         try:
-            first = tmp_path / "outputs" / "sweeps"
-            wait_for(cluster, tmp_path, lambda: [*first.glob("*/*/seed3-*/checkpoints/ep*")], "a checkpoint")
-            (job,) = first.glob("*/*/seed3-*")
+            sweeps = tmp_path / "outputs" / "sweeps"
+            wait_for(cluster, tmp_path, lambda: [*sweeps.glob("*/*/seed3-*/checkpoints/ep*")], "a checkpoint")
+            (job,) = sweeps.glob("*/*/seed3-*")
             running = cluster.ask("squeue", "-h", "-t", "running", "-o", "%K %A").splitlines()
-            numbers = dict(line.split() for line in running)  # of jobs, by their place in the array
-            cluster.ask("scancel", "--signal=USR2", numbers["0"])  # as when its time is up, or it is preempted
+            numbers = dict(line.split() for line in running)  # numbers of jobs, by their index in the array
+            cluster.ask("scancel", "--signal=USR2", numbers["0"])  # as at its time limit or its preemption
             assert sweep.wait(PATIENCE) == 0, (tmp_path / "job.log").read_text()
         finally:
             sweep.kill()
-    results = [json.loads(path.read_text()) for path in first.glob("*/*/seed*/result.json")]
-    assert [one["status"] for one in results] == ["FINISHED", "FINISHED"]
+    results = [json.loads(path.read_text()) for path in sweeps.glob("*/*/seed*/result.json")]
+    assert [result["status"] for result in results] == ["FINISHED", "FINISHED"]
     assert "== again on " in (job / "console.log").read_text()
     assert "== again on " not in (job / "attempts" / "1" / "console.log").read_text()
     assert_equal_to_a_whole_run(tmp_path, job, "seed=3")
 
 
 def test_a_job_that_cannot_be_requeued_says_so(cluster: Cluster, tmp_path: Path):
-    """As if an administrator forbids it."""
+    """The option --no-requeue has the effect of a cluster that forbids requeues."""
     submit(cluster, tmp_path, runner(*TINY, "launch.requeue=true"), "--no-requeue")
     wait_for(cluster, tmp_path, lambda: checkpoints(tmp_path), "a checkpoint")
     cluster.ask("scancel", "--signal=USR1", cluster.first_job)

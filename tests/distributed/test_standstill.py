@@ -1,4 +1,4 @@
-"""A run in which nothing moves says where each rank is, leaves its stacks, and ends so that it can be resumed."""
+"""A run that makes no progress reports what each rank does, saves its stacks, and ends so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_by_workers():
     return DatasetLoader(Stuck(), 8, shuffle=False, num_workers=2), None
 
 class Gathered(ClassificationModel):
-    """Its loss asks all ranks."""
+    """A classifier whose loss needs a collective of all ranks."""
 
     def loss(self, outputs, batch):
         if dist.is_initialized():
@@ -68,55 +68,57 @@ def late(how: str) -> list[str]:
     return ["launch.nproc_per_node=2", "+callbacks.late._target_=own.Late", f"+callbacks.late.how={how}"]
 
 
-def test_ranks_that_stand_still_are_named_with_their_places(here: Path, run_app: Any):
-    ended = run_app(*SHORT, *late("waits"), "launch.patience=3s", "launch.restarts=0", exit_code=75)
-    line = next(line for line in ended.stderr.splitlines() if "nothing has moved" in line)
+def test_the_error_of_a_stuck_run_says_where_each_rank_is(here: Path, run_app: Any):
+    finished = run_app(*SHORT, *late("waits"), "launch.patience=3s", "launch.restarts=0", exit_code=75)
+    line = next(line for line in finished.stderr.splitlines() if "nothing has moved" in line)
     assert re.search(r"rank 0 (is in a backward pass|waits for other ranks in all_reduce)", line), line
     assert re.search(r"rank 1 is at BATCH_END at .*own.py:\d+, batch_end", line), line
     (folder,) = here.glob("outputs/*/*/stacks")
     assert "in batch_end" in (folder / "rank1.txt").read_text() and (folder / "rank0.txt").exists()
 
 
-@pytest.mark.slow  # test_ranks_go_on_together of tests/promises/test_survival.py restarts ranks in the first tier
-def test_ranks_that_stood_still_go_on_together(here: Path, run_app: Any):
-    """All of them ended without closing anything, and when they begin again none of the others is left."""
+@pytest.mark.slow  # test_all_ranks_restart_after_a_failure_on_one, in tests/promises, restarts ranks in the first tier
+def test_ranks_that_were_stuck_are_restarted_together(here: Path, run_app: Any):
+    """All ranks end without closing anything, and the new ones start after the old ones are gone."""
     saving = ["callbacks=[checkpoint_saver]", "callbacks.checkpoint_saver.save_interval=1ba", "--json"]
-    ended = run_app(*SHORT, *saving, *late("waits once"), "launch.patience=3s", "hydra.run.dir=run")
-    assert "WARNING: restart 1 of 3, from batch 2, because the machine failed: ERROR: nothing has moved" in ended.stderr
-    answer = json.loads(ended.stdout)
+    finished = run_app(*SHORT, *saving, *late("waits once"), "launch.patience=3s", "hydra.run.dir=run")
+    warning = "WARNING: restart 1 of 3, from batch 2, because the machine failed: ERROR: nothing has moved"
+    assert warning in finished.stderr
+    answer = json.loads(finished.stdout)
     assert answer["exit_code"] == 0 and answer["result"]["status"] == "FINISHED"
 
 
 @pytest.mark.slow
-def test_a_rank_that_works_for_longer_than_the_patience_is_not_stuck(here: Path, run_app: Any):
+def test_a_rank_that_computes_for_longer_than_the_patience_is_not_stuck(here: Path, run_app: Any):
     run_app(*SHORT, *late("works"), "launch.patience=2s")
 
 
 @pytest.mark.slow
-def test_a_process_that_waits_for_a_data_worker_names_it(here: Path, run_app: Any):
+def test_the_error_of_a_process_that_waits_for_a_data_worker_names_the_worker(here: Path, run_app: Any):
     (here / "conf" / "data").mkdir(parents=True)
     (here / "conf" / "data" / "slow.yaml").write_text("_target_: own.read_by_workers\n")
-    ended = run_app(
+    finished = run_app(
         *SHORT, "data=slow", "model.num_classes=10", "launch.patience=15s", "launch.restarts=0", exit_code=75
     )
-    assert re.search(r"waits for batch 6 of epoch 1 from data worker 1 \(pid \d+, sleeping\)", ended.stderr)
-    assert re.search(r"own.py\S* line \d+ in __getitem__", ended.stderr.replace('"', "").replace(",", ""))  # its stack
+    assert re.search(r"waits for batch 6 of epoch 1 from data worker 1 \(pid \d+, sleeping\)", finished.stderr)
+    stack = finished.stderr.replace('"', "").replace(",", "")
+    assert re.search(r"own.py\S* line \d+ in __getitem__", stack)
 
 
-def test_a_loss_that_asks_all_ranks_is_evaluated_where_a_rank_has_no_sample(here: Path, run_app: Any):
+def test_a_loss_with_a_collective_is_evaluated_even_if_a_rank_has_no_sample(here: Path, run_app: Any):
     (here / "conf" / "data").mkdir(parents=True)
     (here / "conf" / "data" / "uneven.yaml").write_text("_target_: own.uneven\n")
-    words = [*SHORT, "data=uneven", "model._target_=own.Gathered", "callbacks=[console_summary,json_lines_logger]"]
+    arguments = [*SHORT, "data=uneven", "model._target_=own.Gathered", "callbacks=[console_summary,json_lines_logger]"]
     losses = []
     for ranks in (1, 2):
-        run_app(*words, f"launch.nproc_per_node={ranks}", "launch.patience=20s", "optimizer.lr=0")
+        run_app(*arguments, f"launch.nproc_per_node={ranks}", "launch.patience=20s", "optimizer.lr=0")
         newest = max(here.glob("outputs/*/*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         losses.append(re.findall(r'"loss/eval/total":([\d.]+)', newest.read_text()))
     assert losses[0] and [round(float(loss), 5) for loss in losses[0]] == [round(float(loss), 5) for loss in losses[1]]
 
 
 @pytest.mark.parametrize("value", [0, "0s", "2ep", "soon", -1.0])
-def test_a_patience_that_is_no_time_is_refused(value: Any):
+def test_a_patience_that_is_not_a_positive_time_is_refused(value: Any):
     with pytest.raises(ValueError, match=f"patience={value!r}"):
         Launch(patience=value)
     assert Launch(patience=90).patience_seconds == Launch(patience="1m30s").patience_seconds == 90

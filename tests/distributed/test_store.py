@@ -1,4 +1,4 @@
-"""The store that ranks share: one round after another in one store, and the first failure."""
+"""The store that ranks share: it is used again after a restart, and holds the first failure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from runner.distributed import store as ranks_store
 
-SIGNS = ("rank 1 failed:", "ValueError: the cause")
+FAILURE = ("rank 1 failed:", "ValueError: the cause")
 
 
 def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
-    """One of two nodes may count the restart when the other does not."""
+    """Ranks must tell the attempts apart without a count, because only one of two nodes may count the restart."""
 
     def program():
         import os
@@ -28,28 +28,28 @@ def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
         from runner.distributed.environment import keep_across_restarts
         from runner.distributed.local_ranks import ranks
 
-        mine = ranks()
+        own = ranks()
         seed = int(os.environ["SEED"])
-        if mine.rank == 0:
+        if own.rank == 0:
             wait_for(f"calls1-{seed}", f"calls2-{seed}")
-            time.sleep(0.5)  # the others find the previous round
+            time.sleep(0.5)  # the other ranks read the keys of the previous attempt meanwhile
             folder = keep_across_restarts("folder", lambda: f"folder{seed}")
-            with mine.sharing({"seed": seed, "run_dir": folder}):
+            with own.sharing({"seed": seed, "run_dir": folder}):
                 wait_for(f"has1-{seed}", f"has2-{seed}")
         else:
-            say(f"calls{mine.rank}-{seed}")
-            job = next(mine.receive())
+            say(f"calls{own.rank}-{seed}")
+            job = next(own.receive())
             print(job["seed"], job["run_dir"])
-            say(f"has{mine.rank}-{seed}")
+            say(f"has{own.rank}-{seed}")
 
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     for seed in (5, 6):
-        done = run_ranks(program, 3, env={**shared, "SEED": str(seed)})
-        assert [one.stdout.split() for one in done[1:]] == [[str(seed), "folder5"]] * 2
+        finished = run_ranks(program, 3, env={**shared, "SEED": str(seed)})
+        assert [rank.stdout.split() for rank in finished[1:]] == [[str(seed), "folder5"]] * 2
 
 
-def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
+def test_errors_that_follow_from_a_failure_are_replaced_by_the_first_failure(run_ranks: Any):
     def program():
         import os
 
@@ -80,14 +80,14 @@ def test_what_only_follows_is_replaced_by_what_failed_first(run_ranks: Any):
         say(f"read{rank}")
         wait_for("read0", "read2")  # rank 0 hosts the store
 
-    done = run_ranks(program, 3)
-    for one in (done[0], done[2]):
-        lines = one.stdout.splitlines()
+    finished = run_ranks(program, 3)
+    for rank in (finished[0], finished[2]):
+        lines = rank.stdout.splitlines()
         assert lines[:3] == ["RankFailed", "ValueError", "KeyboardInterrupt"]
-        assert (lines[3], lines[-1]) == SIGNS
+        assert (lines[3], lines[-1]) == FAILURE
 
 
-def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
+def test_a_rank_does_not_wait_for_a_failed_rank(run_ranks: Any):
     def program():
         import os
         import time
@@ -113,11 +113,11 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
                 print(failure)
             say("left")
 
-    done = run_ranks(program, 2)
-    assert tuple(done[0].stdout.splitlines()) == SIGNS
+    finished = run_ranks(program, 2)
+    assert tuple(finished[0].stdout.splitlines()) == FAILURE
 
 
-def test_a_failure_belongs_to_its_job(run_ranks: Any):
+def test_a_failure_does_not_affect_the_next_job(run_ranks: Any):
     def program():
         import os
 
@@ -139,7 +139,7 @@ def test_a_failure_belongs_to_its_job(run_ranks: Any):
     run_ranks(program, 2)
 
 
-def test_a_failure_that_no_rank_wrote_is_none():
+def test_a_failure_without_a_signature_is_ignored():
     store = HashStore()
     ranks_store.begin_job(1)
     store.set("job/1/failure", json.dumps([1, "a lie"]))
@@ -149,19 +149,19 @@ def test_a_failure_that_no_rank_wrote_is_none():
 
 
 @pytest.mark.parametrize("kind", ["AcceleratorError", "OutOfMemoryError"])
-def test_the_failure_of_a_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str):
+def test_the_failure_of_a_device_is_reported_immediately(monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str):
     """It does not wait for another rank's report, because NCCL may end the process meanwhile."""
     store = HashStore()
     monkeypatch.setattr(ranks_store, "_round", store)
     monkeypatch.setattr(ranks_store, "SETTLE", PATIENCE)
-    began = time.monotonic()
+    start_time = time.monotonic()
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     ranks_store.begin_job(1)
     error = getattr(torch, kind)("the cause")
     assert ranks_store.first_failure(error) is error is ranks_store.first_failure(error)
-    assert time.monotonic() - began < PATIENCE
+    assert time.monotonic() - start_time < PATIENCE
     failure = ranks_store.find_failure(store)
     assert failure is not None and failure.rank == 1 and failure.trace.endswith("Error: the cause")
-    told = [record.getMessage() for record in caplog.records]
-    assert told == (["rank 1 cannot continue: its device failed"] if kind == "AcceleratorError" else [])
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == (["rank 1 cannot continue: its device failed"] if kind == "AcceleratorError" else [])

@@ -1,4 +1,4 @@
-"""Layers split over ranks: equal to replicas, the same samples and checkpoints, and what is refused."""
+"""Layers split over ranks equal replicas, see the same samples, share checkpoints, and refuse other models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def llama(kind: str = "llama", **overrides: Any) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "ranks", "said"),
+    ("arguments", "ranks", "message"),
     [
         ({"tensor_parallel": 0}, 4, "tensor_parallel=0: must be a number of ranks, at least 1"),
         ({"tensor_parallel": 2.0}, 4, "tensor_parallel=2.0: must be"),
@@ -56,12 +56,12 @@ def llama(kind: str = "llama", **overrides: Any) -> Model:
         ({**TWO, "parallel": "fsdp", "shard_size": 4}, 4, "shard_size=4: must divide the 2 ranks that see different"),
     ],
 )
-def test_a_wrong_layout_is_refused(arguments: dict[str, Any], ranks: int, said: str):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_layout_is_refused(arguments: dict[str, Any], ranks: int, message: str):
+    with pytest.raises(ValueError, match=message):
         Layout(**arguments).check_ranks(ranks)
 
 
-def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_automatic_microbatches_and_custom_training_steps_are_refused(monkeypatch: pytest.MonkeyPatch):
     class OwnStep(LanguageModel):
         def training_step(self, state):
             return None
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             lambda net: nn.Linear(2, 2),
@@ -94,14 +94,14 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
         ),
     ],
 )
-def test_a_model_without_a_plan_is_refused(change: Any, said: str):
+def test_a_model_without_a_plan_is_refused(change: Any, message: str):
     model = gpt()
-    replaced = change(model.module)
-    with pytest.raises(ValueError, match=f"tensor_parallel=2: .*{said}"):
-        find_plan(model if replaced is None else replaced, 2)
+    replacement = change(model.module)
+    with pytest.raises(ValueError, match=f"tensor_parallel=2: .*{message}"):
+        find_plan(model if replacement is None else replacement, 2)
 
 
-def test_ranks_divide_heads_and_need_not_divide_a_vocabulary():
+def test_the_number_of_ranks_must_divide_the_heads_but_not_the_vocabulary():
     assert {style for name, style in find_plan(gpt(), 2).items() if "norm" in name} == {"whole"}
     with pytest.raises(ValueError, match="tensor_parallel=8: must divide the 4 heads of module.blocks.0.attention.qkv"):
         find_plan(gpt(), 8)
@@ -109,35 +109,36 @@ def test_ranks_divide_heads_and_need_not_divide_a_vocabulary():
         find_plan(llama(), 4)
 
 
-def test_one_process_trains_the_same(tmp_path: Path):
+def test_one_process_with_tensor_parallel_trains_the_same(tmp_path: Path):
     plain, alone = (train(Case(), tmp_path, **more) for more in ({}, TWO))
     assert difference(plain, alone) == 0
 
 
-def test_draws_of_heads_differ_between_ranks_and_leave_all_others_alike():
+def test_draw_apart_changes_random_numbers_only_inside_a_training_module():
     class Draw(nn.Module):
         def forward(self):
             return torch.rand(8)
 
-    found = []
+    draws = []
     for rank in (0, 1):
         module = Draw()
         draw_apart(module, rank)
         torch.manual_seed(3)
-        found.append((module(), torch.rand(8), module.eval()()))
-    assert not torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
+        draws.append({"training": module(), "outside": torch.rand(8), "evaluation": module.eval()()})
+    first, second = draws
+    assert not torch.equal(first["training"], second["training"])
+    assert all(torch.equal(first[place], second[place]) for place in ("outside", "evaluation"))
 
 
-def test_an_order_shared_alike_is_that_of_fewer_ranks():
+def test_give_same_samples_gives_pairs_of_ranks_the_order_of_half_as_many_ranks():
     orders = [SampleOrder(15, 8, seed=3, rank=rank, world_size=4) for rank in range(4)]
-    for one in orders:
-        one.give_same_samples(2)
+    for order in orders:
+        order.give_same_samples(2)
     fewer = [SampleOrder(15, 8, seed=3, rank=rank, world_size=2) for rank in range(2)]
-    for rank, one in enumerate(orders):
+    for rank, order in enumerate(orders):
         for batch in range(2):
-            assert torch.equal(one.indices(1, batch), fewer[rank // 2].indices(1, batch))
-            assert one.counts(batch) == fewer[rank // 2].counts(batch)
+            assert torch.equal(order.indices(1, batch), fewer[rank // 2].indices(1, batch))
+            assert order.counts(batch) == fewer[rank // 2].counts(batch)
     orders[3].give_same_samples(1)
     assert (orders[3].rank, orders[3].world_size) == (3, 4)
 
@@ -146,7 +147,10 @@ def test_an_order_shared_alike_is_that_of_fewer_ranks():
 
 
 def equal_replicas() -> None:
-    """Train the cases of the arguments with replicas and split, and resume both checkpoints in either layout."""
+    """Train the cases in sys.argv with replicas and split layers, and resume each checkpoint in each layout. All ranks.
+
+    Results must be equal up to rounding: weights are in float64, metrics in float32.
+    """
     with on_ranks():
         layouts = [TWO] if get_world_size() == 2 else [TWO, {**TWO, "parallel": "fsdp"}]
         for name in sys.argv[1:]:
@@ -154,8 +158,8 @@ def equal_replicas() -> None:
             plain = train(case, folder, save=folder / "ddp", exact=True)
             for layout in layouts:
                 split = train(case, folder, save=folder / "split", exact=True, **layout)
-                assert difference(plain, split) < 1e-6, name  # metrics have 32 bits
-                saved = [torch.load(folder / one / "model.pt", weights_only=True) for one in ("ddp", "split")]
+                assert difference(plain, split) < 1e-6, name
+                saved = [torch.load(folder / kind / "model.pt", weights_only=True) for kind in ("ddp", "split")]
                 assert difference(*saved) < 1e-9, f"{name}: saved"
                 again = train(case, folder, resume_path=folder / "split", exact=True, **layout)
                 assert difference(split, again) == 0, f"{name}: resumed"
@@ -163,10 +167,11 @@ def equal_replicas() -> None:
                 assert difference(plain, to_ddp) < 1e-6, f"{name}: to ddp"
                 sharded = train(case, folder, save=folder / "sharded", sharded=True, exact=True, **layout)
                 assert difference(split, sharded) == 0, f"{name}: saved in shards"
-                others: list[dict[str, Any]] = [layout, {}, {"parallel": "fsdp"}]
-                for other in others:
-                    again = train(case, folder, resume_path=folder / "sharded", exact=True, **other)
-                    assert difference(split, again) < (1e-6 if other != layout else 1e-300), f"{name}: from shards"
+                resumed_layouts: list[dict[str, Any]] = [layout, {}, {"parallel": "fsdp"}]
+                for resumed_layout in resumed_layouts:
+                    again = train(case, folder, resume_path=folder / "sharded", exact=True, **resumed_layout)
+                    limit = 1e-300 if resumed_layout == layout else 1e-6
+                    assert difference(split, again) < limit, f"{name}: from shards"
                 from_ddp = train(case, folder, resume_path=folder / "ddp", exact=True, **layout)
                 assert difference(plain, from_ddp) < 1e-6, f"{name}: from ddp"
 
@@ -174,7 +179,7 @@ def equal_replicas() -> None:
 FIRST_TIER = ("text: ema",)
 
 
-def test_two_ranks_equal_replicas_and_resume_in_either_layout(run_ranks):
+def test_split_layers_on_two_ranks_equal_replicas_and_resume_in_each_layout(run_ranks):
     run_ranks(program_of("distributed/test_tensor_parallel", "equal_replicas"), 2, *FIRST_TIER)
 
 
@@ -182,12 +187,12 @@ def test_two_ranks_equal_replicas_and_resume_in_either_layout(run_ranks):
 @pytest.mark.parametrize("start", range(6))
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_each_algorithm_and_optimizer_equals_replicas(run_ranks, ranks: int, start: int):
-    names = [one for one in SPLIT if ranks == 4 or one not in FIRST_TIER]
+    names = [name for name in SPLIT if ranks == 4 or name not in FIRST_TIER]
     run_ranks(program_of("distributed/test_tensor_parallel", "equal_replicas"), ranks, *names[start::6])
 
 
 class Counting(LanguageModel):
-    """Counts the targets that its metric has seen."""
+    """A language model whose metric counts targets."""
 
     def metrics(self, train):
         return {"seen": SumMetric()}
@@ -196,8 +201,8 @@ class Counting(LanguageModel):
         metric.update(batch[1].numel())
 
 
-class Seen(Callback):
-    """Keeps each batch."""
+class BatchRecorder(Callback):
+    """Keeps the inputs of each batch."""
 
     def __init__(self):
         self.batches: list[torch.Tensor] = []
@@ -206,50 +211,51 @@ class Seen(Callback):
         self.batches.append(state.batch[0].clone())
 
 
-def make_counting(seen: Seen, loaders: Any, **more: Any) -> Trainer:
+def make_counting(recorder: BatchRecorder, loaders: Any, **layout: Any) -> Trainer:
     return Trainer(
         model=Counting(GPT(vocab_size=11, context=12, d_model=16, n_heads=4, dropout=0.3)),
         train_dataloader=loaders[0],
         eval_dataloader=loaders[1],
         max_duration="2ep",
         optimizers=lambda params: torch.optim.AdamW(params, lr=0.01),
-        callbacks=[seen],
+        callbacks=[recorder],
         device="cpu",
         run_dir="run",
-        **more,
+        **layout,
     )
 
 
-def on_each_rank(one: torch.Tensor) -> list[torch.Tensor]:
-    found = [torch.empty_like(one) for _ in range(get_world_size())]
-    dist.all_gather(found, one)
-    return found
+def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all ranks."""
+    tensors = [torch.empty_like(tensor) for _ in range(get_world_size())]
+    dist.all_gather(tensors, tensor)
+    return tensors
 
 
-def see_the_same_samples() -> None:
-    """Train and evaluate with uneven batches, and count what ranks, metrics and time have seen."""
+def check_samples() -> None:
+    """Train and evaluate with uneven batches, and check the samples of ranks, metrics and timestamps. All ranks."""
     tokens = (torch.arange(15)[:, None] + torch.arange(6)) % 11
     loaders = [TensorLoader(tokens, tokens, batch_size=size, shuffle=size < 8) for size in (8, 15)]
     with on_ranks():
-        for more in ({}, TWO, {}):  # the loaders are shared out anew each time
-            seen = Seen()
-            with make_counting(seen, loaders, **more) as trainer:
+        for layout in ({}, TWO, {}):  # each time, the same loaders are divided among the ranks again
+            recorder = BatchRecorder()
+            with make_counting(recorder, loaders, **layout) as trainer:
                 trainer.fit()
                 state = trainer.state
-                group = more.get("tensor_parallel", 1)
+                group = layout.get("tensor_parallel", 1)
                 size = get_world_size() // group
                 assert get_data_parallel_size() == size
                 assert state.seed == get_data_parallel_rank() == get_global_rank() // group
                 assert (state.timestamp.sample, state.timestamp.token) == (30, 180)
                 assert state.train_metric_values["seen"] == state.eval_metric_values["eval"]["seen"] == 90
-                first = on_each_rank(seen.batches[0])
-                assert all(torch.equal(one, first[rank - rank % group]) for rank, one in enumerate(first))
-                assert len({digest(one) for one in first}) == size
-                if more:  # with other masks on each rank, what all of them hold would have drifted apart
+                batches = gather(recorder.batches[0])
+                assert all(torch.equal(batch, batches[rank - rank % group]) for rank, batch in enumerate(batches))
+                assert len({digest(batch) for batch in batches}) == size
+                if layout:  # with different dropout masks on each rank, the weights that are not split would differ
                     model = state.unwrapped_model
-                    norms = [local(one) for name, one in model.named_parameters() if "norm" in name]
-                    sums = on_each_rank(torch.stack([one.double().sum() for one in norms]))
-                    assert all(torch.equal(one, sums[0]) for one in sums)
+                    norms = [local(weight) for name, weight in model.named_parameters() if "norm" in name]
+                    sums = gather(torch.stack([norm.double().sum() for norm in norms]))
+                    assert all(torch.equal(sum_, sums[0]) for sum_ in sums)
                     assert count_copies(model) == size
                     trainer.save_checkpoint("saved")
                     plain = DataLoader(TensorDataset(tokens, tokens), batch_size=4)
@@ -261,25 +267,25 @@ def see_the_same_samples() -> None:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_that_split_layers_see_the_same_samples(run_ranks, ranks: int):
-    run_ranks(program_of("distributed/test_tensor_parallel", "see_the_same_samples"), ranks)
+    run_ranks(program_of("distributed/test_tensor_parallel", "check_samples"), ranks)
 
 
 def overflow_on_one_part() -> None:
-    """Overflow on one rank's part of a layer with the scaler of amp_fp16, and with NaNGuard."""
+    """Overflow on one rank's part of a layer with the scaler of amp_fp16, and with NaNGuard. All ranks."""
     with on_ranks():
         for keys, precision in (((), "amp_fp16"), (("nan_guard",), "fp32")):
-            seen = Overflow()
-            with make_trainer("text", *keys, seen, folder=Path("run"), precision=precision, **TWO) as trainer:
+            overflow = Overflow()
+            with make_trainer("text", *keys, overflow, folder=Path("run"), precision=precision, **TWO) as trainer:
                 trainer.fit()
-            assert seen.stays == [False, True, False, False], precision
+            assert overflow.stays == [False, True, False, False], precision
 
 
 def test_an_overflow_in_one_part_skips_the_step_on_all_ranks(run_ranks):
     run_ranks(program_of("distributed/test_tensor_parallel", "overflow_on_one_part"))
 
 
-def watched() -> None:
-    """Train replicas and split layers with the callbacks that look at weights, into folders of the layout's name."""
+def train_with_callbacks() -> None:
+    """Train replicas and split layers with callbacks that read weights, in the folders `ddp` and `split`. All ranks."""
     from runner.callbacks import ExportForInference, Generate, InMemoryLogger, OptimizerMonitor, StateDigest
 
     with on_ranks():
@@ -300,7 +306,7 @@ def watched() -> None:
                     assert is_sharded(model) and isinstance(model, LanguageModel)
                     torch.save(size_of([*map(local, model.parameters())]), f"{get_global_rank()}.pt")
                 if get_global_rank() == 0:
-                    values.append({key: [one for _, one in its] for key, its in memory.data.items()})
+                    values.append({key: [value for _, value in points] for key, points in memory.data.items()})
                     values[-1] |= {"texts": [memory.tables["generate"]]}
         if get_global_rank() == 0:
             plain, split = values
@@ -312,14 +318,15 @@ def watched() -> None:
             assert split["texts"] == plain["texts"]
 
 
-def test_callbacks_see_whole_tensors_of_which_a_rank_holds_what_was_predicted(run_ranks, tmp_path: Path):
-    run_ranks(program_of("distributed/test_tensor_parallel", "watched"))
-    plain, split = (read_digests(tmp_path / one) for one in ("ddp", "split"))
-    for one, other in zip(plain, split, strict=True):
-        assert one["samples"] == other["samples"]
-        its = [{**line["values"], "loss": 0} for line in (one, other)]  # that of other samples on rank 0
-        assert its[0] == pytest.approx(its[1], rel=1e-6)
-    exported = [load_file(tmp_path / one / "model.safetensors") for one in ("ddp", "split")]
+def test_callbacks_see_whole_tensors_and_a_rank_holds_the_predicted_size(run_ranks, tmp_path: Path):
+    run_ranks(program_of("distributed/test_tensor_parallel", "train_with_callbacks"))
+    plain, split = (read_digests(tmp_path / name) for name in ("ddp", "split"))
+    for expected, actual in zip(plain, split, strict=True):
+        assert expected["samples"] == actual["samples"]
+        # Losses are left out, because rank 0 has different samples in both layouts.
+        values = [{**line["values"], "loss": 0} for line in (expected, actual)]
+        assert values[0] == pytest.approx(values[1], rel=1e-6)
+    exported = [load_file(tmp_path / name / "model.safetensors") for name in ("ddp", "split")]
     assert difference(*exported) < 1e-9
     with make_trainer("text", folder=tmp_path, exact=True) as trainer:
         trainer.fit()
@@ -329,19 +336,19 @@ def test_callbacks_see_whole_tensors_of_which_a_rank_holds_what_was_predicted(ru
 
 
 def refuse_on_ranks() -> None:
-    """See what is refused once ranks split the layers, and that a model of another family is."""
+    """Check that algorithms and models that cannot be split are refused. All ranks."""
     with on_ranks():
         for key in sorted(NOT_SPLIT):
             with pytest.raises(ValueError, match="tensor_parallel=2: "):
                 make_trainer("text", key, folder=Path("run"), **TWO)
-        for key, said in {"sam": "SAM cannot be used", "ddp": "DDP: each rank has a part"}.items():
-            with pytest.raises(ValueError, match=said):
+        for key, message in {"sam": "SAM cannot be used", "ddp": "DDP: each rank has a part"}.items():
+            with pytest.raises(ValueError, match=message):
                 make_trainer("text", key, folder=Path("run"), **TWO)
         with pytest.raises(ValueError, match="can be split, not Sequential; set 1"):
             make_trainer("images", folder=Path("run"), **TWO)
 
 
-def test_what_is_not_split_is_refused(run_ranks):
+def test_algorithms_and_models_that_cannot_be_split_are_refused(run_ranks):
     run_ranks(program_of("distributed/test_tensor_parallel", "refuse_on_ranks"))
 
 
@@ -356,11 +363,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def equal_families() -> None:
-    """Train the models of the arguments with replicas and split."""
+    """Train the models in sys.argv with replicas and with split layers, and compare their weights. All ranks."""
     tokens = torch.randint(0, 11, (16, 9), generator=torch.Generator().manual_seed(1))
     with on_ranks():
         for kind in sys.argv[1:]:
-            found = []
+            results = []
             for layout in ({}, TWO, *([] if get_world_size() == 2 else [{**TWO, "parallel": "fsdp"}])):
                 torch.manual_seed(0)
                 with Trainer(
@@ -372,9 +379,10 @@ def equal_families() -> None:
                     **layout,
                 ) as trainer:
                     trainer.fit()
-                    found.append({key: whole(one) for key, one in trainer.state.unwrapped_model.named_parameters()})
-            for other in found[1:]:
-                assert difference(found[0], other) < 1e-6, kind
+                    parameters = trainer.state.unwrapped_model.named_parameters()
+                    results.append({name: whole(parameter) for name, parameter in parameters})
+            for result in results[1:]:
+                assert difference(results[0], result) < 1e-6, kind
 
 
 def test_llama_equals_replicas(run_ranks):
@@ -382,7 +390,7 @@ def test_llama_equals_replicas(run_ranks):
 
 
 @pytest.mark.slow
-def test_the_family_of_llama_equals_replicas_on_four_ranks(run_ranks):
+def test_llama_mistral_and_qwen2_equal_replicas_on_four_ranks(run_ranks):
     run_ranks(program_of("distributed/test_tensor_parallel", "equal_families"), 4, *FAMILIES)
 
 
@@ -390,21 +398,21 @@ def test_the_family_of_llama_equals_replicas_on_four_ranks(run_ranks):
 
 
 @pytest.mark.slow
-def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, tmp_path: Path):
+def test_a_split_run_is_evaluated_predicts_and_is_resumed_with_fsdp(run_app, tmp_path: Path):
     tiny = ("model=gpt", "data=stdlib_text", "algorithms=none", "scheduler=none", "optimizer=adamw")
     tiny += ("~callbacks.mlflow_logger", "trainer.max_duration=2ba", "launch.nproc_per_node=2")
     run_app(*tiny, "hydra.run.dir=plain")
     run_app(*tiny, "trainer.tensor_parallel=2", "hydra.run.dir=split")
-    plain, split = (run_app("eval", one, "--json").stdout for one in ("plain", "split"))
-    its = [json.loads(one)["result"]["metrics"] for one in (plain, split)]
-    assert its[0] == pytest.approx(its[1], rel=1e-4)
+    outputs = [run_app("eval", run, "--json").stdout for run in ("plain", "split")]
+    plain, split = (json.loads(output)["result"]["metrics"] for output in outputs)
+    assert plain == pytest.approx(split, rel=1e-4)
     run_app("predict", "split", "hydra.run.dir=predicted")
     assert pq.read_table(tmp_path / "predicted" / "predictions.parquet").num_rows == 1024
     run_app("resume", "split", "trainer.max_duration=3ba", "trainer.tensor_parallel=1", "trainer.parallel=fsdp")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ("trainer.context_parallel=2",),
@@ -417,11 +425,11 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
         ),
     ],
 )
-def test_a_wrong_command_is_one_message(run_here, arguments: tuple[str, ...], said: str):
-    assert said in run_here(*arguments, code=2).err
+def test_unsupported_kinds_of_parallelism_are_refused(run_here, arguments: tuple[str, ...], message: str):
+    assert message in run_here(*arguments, code=2).err
 
 
-def test_check_predicts_what_a_rank_will_hold(run_here):
+def test_check_predicts_the_memory_of_a_rank(run_here):
     plain = ("check", "model=gpt", "data=stdlib_text", "algorithms=none", "launch.nproc_per_node=4")
     split = run_here(*plain, "trainer.tensor_parallel=2", "trainer.parallel=fsdp", code=0).out
     assert "weights 134 kB, gradients 134 kB, optimizer 134 kB" in split

@@ -1,3 +1,5 @@
+"""The number of CPU threads of each process, so that ranks and parallel jobs share the cores."""
+
 from __future__ import annotations
 
 import os
@@ -23,12 +25,13 @@ from runner.distributed.threads import (
 
 @pytest.fixture(autouse=True)
 def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes settings for threads from the environment."""
     for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
 def share(processes: int) -> int:
-    """The cores for each of several processes, worked out from what the system reports."""
+    """Return the number of cores for each of several processes, from the cores that this process may use."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
@@ -40,8 +43,8 @@ def share(processes: int) -> int:
         pytest.param({"OMP_WAIT_POLICY": "ACTIVE"}, "None", marks=pytest.mark.slow),
     ],
 )
-def test_idle_threads_sleep_soon_unless_the_user_says_how_they_wait(own: dict[str, str], expected: str, tmp_path: Path):
-    """It is set before torch is imported, because torch reads it only then."""
+def test_idle_threads_sleep_soon_unless_the_user_sets_how_they_wait(own: dict[str, str], expected: str, tmp_path: Path):
+    """The variable must be set before torch is imported, because torch reads it only then."""
     program = """
 import os, sys
 from runner.__main__ import command
@@ -57,12 +60,12 @@ command()
 """
     env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     command = [sys.executable, "-c", program, "check", "model=mlp", "callbacks=none"]
-    done = subprocess.run(command, cwd=tmp_path, env=env | own, capture_output=True, text=True, check=True)
-    assert done.stdout.count("torch is imported with") == 1
-    assert f"torch is imported with {expected}\n" in done.stdout
+    process = subprocess.run(command, cwd=tmp_path, env=env | own, capture_output=True, text=True, check=True)
+    assert process.stdout.count("torch is imported with") == 1
+    assert f"torch is imported with {expected}\n" in process.stdout
 
 
-def test_cores_are_those_that_this_process_may_use():
+def test_cores_counts_only_cores_that_this_process_may_use():
     allowed = os.sched_getaffinity(0)
     assert cores() == len(allowed)
     os.sched_setaffinity(0, {min(allowed)})
@@ -79,23 +82,23 @@ def test_cores_are_shared_by_ranks_and_by_jobs():
     assert choose_threads(None, processes=10_000, jobs=1) == Threads(1)
 
 
-def test_one_process_alone_has_torch_s_default():
+def test_a_single_process_keeps_torch_s_default():
     assert choose_threads(None, processes=1, jobs=1) == Threads(None, is_requested=False)
 
 
-def test_what_is_asked_for_goes_before_all_else(monkeypatch: pytest.MonkeyPatch):
+def test_a_requested_number_takes_precedence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(7, processes=1, jobs=1) == Threads(7, is_requested=True)
     assert choose_threads(7, processes=4, jobs=4) == Threads(7, is_requested=True)
 
 
-def test_the_user_s_own_setting_stays(monkeypatch: pytest.MonkeyPatch):
+def test_the_user_s_environment_variable_takes_precedence_over_sharing(monkeypatch: pytest.MonkeyPatch):
     for value in ("1", "10000", "4,2"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_requested=True)
 
 
-def test_the_default_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
+def test_the_default_of_torchrun_is_replaced_by_sharing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert choose_threads(None, processes=2, jobs=1) == Threads(share(2))
@@ -103,12 +106,12 @@ def test_the_default_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
     assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_requested=True)
 
 
-def test_the_default_of_joblib_is_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch):
+def test_the_cores_that_joblib_gives_a_job_are_shared_by_its_ranks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(share(2)))
     assert choose_threads(None, processes=2, jobs=2) == Threads(share(4))
 
 
-def test_jobs_at_the_same_time(tmp_path: Path):
+def test_parallel_jobs_counts_the_jobs_that_a_launcher_runs_at_once(tmp_path: Path):
     def jobs(launcher: str, **settings: object) -> int:
         target = f"hydra_plugins.somewhere.{launcher}"
         return parallel_jobs(OmegaConf.create({"launcher": {"_target_": target, **settings}}))
@@ -135,7 +138,7 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_threads_are_as_before_afterwards():
+def test_with_threads_restores_the_number_of_threads():
     with pytest.raises(KeyError), with_threads(4, is_requested=True):
         assert torch.get_num_threads() == 4
         raise KeyError
@@ -148,7 +151,7 @@ def test_threads_are_as_before_afterwards():
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_only_a_number_that_nobody_asked_for_is_lowered():
+def test_use_one_thread_only_lowers_a_number_that_was_not_requested():
     use_one_thread()  # outside a job
     assert torch.get_num_threads() == 3
     with with_threads(2, is_requested=True):

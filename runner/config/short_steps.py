@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from runner.distributed.threads import use_one_thread
@@ -25,6 +26,8 @@ def use_one_thread_if_short(state: State) -> None:
     loader = state.train_dataloader
     if state.device.type != "cpu" or not isinstance(loader, TensorLoader):
         return
-    operations = state.unwrapped_model.flops_per_batch(next(loader.first(1)))
+    operations = None
+    with suppress(Exception):  # of a batch that does not fit the model, which the first forward pass reports
+        operations = state.unwrapped_model.flops_per_batch(next(loader.first(1)))
     if operations is not None and operations < SHORT:
         use_one_thread()

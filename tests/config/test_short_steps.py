@@ -11,7 +11,7 @@ from runner import ClassificationModel, Trainer
 from runner.config.short_steps import use_one_thread_if_short
 from runner.data import TensorLoader
 from runner.distributed.threads import with_threads
-from runner.models import MLP
+from runner.models import MLP, ResNet8
 
 LEAN = ("callbacks=none", "algorithms=none", "trainer.max_duration=1ba", "hydra.run.dir=run")
 BIG = ("model.module.hidden=[4000]", "data.batch_size=1200")
@@ -49,6 +49,14 @@ def test_omp_num_threads_is_a_number_that_was_asked_for(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run_here("model=mlp", *LEAN, code=0)
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == 3
+
+
+def test_a_batch_that_does_not_fit_the_model_is_left_to_the_forward_pass(tmp_path: Path):
+    loader = TensorLoader(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, shuffle=False)
+    model = ClassificationModel(ResNet8(), 10)
+    with Trainer(model=model, train_dataloader=loader, max_duration="1ba", run_dir=tmp_path) as trainer:
+        use_one_thread_if_short(trainer.state)
+        assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize(

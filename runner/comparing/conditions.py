@@ -118,6 +118,14 @@ def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -
     """Refuse a name for which no run has a value."""
     if not runs or any(run.value(name) is not None for run in runs):
         return
+    refuse_short_key(name, runs, key, shown)
     names = {name for run in runs for name in run.names}
     near = nearest(name, names).with_facts(meant="")  # only a part of the value is wrong
     raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))
+
+
+def refuse_short_key(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -> None:
+    """Refuse the last part of a typed key, such as `lr`, which is how the table of runs shows `optimizer.lr`."""
+    typed = [override.partition("=")[0] for run in runs if run.result is not None for override in run.result.overrides]
+    if long := sorted({text.lstrip("+~") for text in typed if text.endswith(f".{name}")}):
+        raise WrongKey(key, f"no run has a value of this name; write {' or '.join(long)}", repr(shown))

@@ -29,7 +29,7 @@ from runner.comparing.candidates import (
     find_candidate,
     pair_up,
 )
-from runner.comparing.conditions import to_number, to_text
+from runner.comparing.conditions import refuse_short_key, to_number, to_text
 from runner.comparing.decision import bootstrap, find_ties
 from runner.comparing.foreign_results import Columns
 from runner.comparing.side_by_side import describe_bases
@@ -231,6 +231,7 @@ def _keys(command: Command, axis: str, candidate: Candidate) -> list[str]:
     names: Sequence[str] = command.options[axis]
     for name in names:
         if all(run.saved.value(name) is None for run in candidate.runs):
+            refuse_short_key(name, [run.saved for run in candidate.runs], f"--{axis}", name)
             raise WrongKey(f"--{axis}", "no run has a value of this name; must be a group or a key", repr(name))
     return [*names]
 

@@ -141,6 +141,7 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
     ("typed", "said"),
     [
         (["evl/loss<3"], "CONDITION='evl/loss<3': no run has a value of this name; did you mean 'eval/loss'?"),
+        (["lr=0.1"], "CONDITION='lr=0.1': no run has a value of this name; write optimizer.lr"),
         (["--sort=los"], "--sort='los': no run has a value of this name"),
         (["eval/loss<small"], "CONDITION='eval/loss<small': < compares numbers"),
         (["eval/loss"], "CONDITION='eval/loss': must be name, sign and value without blanks"),

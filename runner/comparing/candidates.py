@@ -197,7 +197,7 @@ def find_candidate(text: str, key: str, columns: Columns = NOTHING_NAMED, with_b
 def make_candidate(name: str, trained: Sequence[SavedFolder]) -> Candidate:
     """Return a candidate of runs that trained."""
     runs = [
-        FinishedRun(run, run.result, run.config if isinstance(run, ForeignRun) else _flatten(run))
+        FinishedRun(run, run.result, run.config if isinstance(run, ForeignRun) else flatten(run))
         for run in trained
         if run.result is not None and run.status == "finished"
     ]
@@ -349,7 +349,7 @@ def _expand(word: str) -> Iterator[Path]:
         yield from (Path(match) for match in sorted(glob(word)) if Path(match).is_dir())
 
 
-def _flatten(run: SavedFolder) -> dict[str, Any]:
+def flatten(run: SavedFolder) -> dict[str, Any]:
     """Return the part of a run's config that affects training, by dotted key; all of it for a loop of a user's own."""
     flat: dict[str, Any] = {}
 

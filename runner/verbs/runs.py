@@ -218,13 +218,22 @@ def _objectives(runs: Sequence[SavedFolder]) -> list[str]:
 
 def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
     """Return for each run the overrides that the runs do not all share, with keys cut to their last part."""
-    typed = [[] if run.result is None else run.result.overrides for run in runs]
+    typed = [*map(_typed, runs)]
     shared = set(typed[0]).intersection(*typed) if len(runs) > 1 else set()
     texts = []
     for overrides in typed:
         parts = (override.partition("=") for override in overrides if override not in shared)
         texts.append(printable(" ".join(f"{_short(key)}{sign}{value}" for key, sign, value in parts)))
     return texts
+
+
+def _typed(run: SavedFolder) -> list[str]:
+    """Return the overrides of a run, and for a loop that `runner.Recorder` recorded the values of its config."""
+    if run.result is not None and not run.result.overrides and run.is_own_loop:
+        from runner.comparing.candidates import flatten  # imports numpy
+
+        return [f"{key}={to_text(value)}" for key, value in flatten(run).items()]
+    return [] if run.result is None else run.result.overrides
 
 
 def _short(key: str) -> str:

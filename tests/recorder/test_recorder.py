@@ -195,6 +195,7 @@ def test_recorded_loops_are_listed_and_compared_like_runs(tmp_path: Path, run_he
                 recorder.batch(1.0)
                 recorder.log({"eval/accuracy": 0.5 + gain + seed / 100})
     assert "6 of 12 runs" in run_here("runs", "accuracy>0.56", "optimizer.lr=0.2", code=0).out
+    assert "seed=3 lr=0.2" in run_here("runs", code=0).out
     verdict = json.loads(run_here("verdict", "optimizer.lr=0.1", "optimizer.lr=0.2", "--json", code=0).out)
     assert verdict["result"]["comparisons"][0]["verdict"] == "better"
     table = run_here("table", "--rows", "optimizer.lr", code=0).out

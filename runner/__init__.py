@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_PACKAGES = ("algorithms", "callbacks", "data", "models", "optim")  # for `runner.callbacks.EarlyStopper`
+
 # Loaded on first use: importing `runner` must stay cheap for `--help`, config errors and helper processes.
 _MODULES = {
     "Algorithm": "core.hooks",
@@ -124,6 +126,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"runner.{_MODULES[name]}"), name)
         globals()[name] = value
         return value
+    if name in _PACKAGES:
+        return importlib.import_module(f"runner.{name}")
     raise AttributeError(f"module 'runner' has no attribute {name!r}")
 
 

@@ -201,3 +201,7 @@ def test_ranks_of_torchrun_make_one_run(folder: Path, run_ranks: Any):
     done = run_ranks(program, 2)
     assert done[0].stdout.splitlines()[-1] == done[1].stdout.splitlines()[-1]
     assert len(run_folders(folder)) == 1
+
+
+def test_packages_are_attributes_of_runner_without_an_import():
+    assert all(runner.__getattr__(name).__name__ == f"runner.{name}" for name in ("callbacks", "algorithms", "data"))

@@ -78,7 +78,9 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         if required and key not in keys and key not in supplied:
             if key in _GIVEN_IN_TRAINING and path.partition(".")[0] in ("optimizer", "scheduler"):
                 raise WrongKey(path, f"{name} gets {key} only during training: add '_partial_: true'")
-            raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
+            is_part = inspect.isfunction(target) and "." in path  # such as model.loss_fn
+            later = f"; if it is passed in training, add +{path}._partial_=true" if is_part else ""
+            raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...{later}")
 
 
 def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:

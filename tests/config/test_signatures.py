@@ -81,6 +81,7 @@ def test_what_fits_passes(fitting: Mapping[str, Any]):
     ("wrong", "message"),
     [
         (section("Plain"), f"group.key.needed: {HERE}.Plain needs this argument; set it with \\+group.key.needed=..."),
+        (section("open_ended"), "group.key.first: .* if it is passed in training, add \\+group.key._partial_=true"),
         (section("Plain", needed=1, rat=2), "group.key.rat: .* has no such argument; did you mean 'rate'\\? Allowed: "),
         (section("Plain", needed=1, self=2), "group.key.self: .* has no such argument"),
         (

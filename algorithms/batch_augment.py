@@ -84,7 +84,10 @@ class BatchAugment(Algorithm):
     def after_dataloader(self, state: State, logger: Logger) -> None:
         images = get_item(state.batch, self.input_key)
         if images.ndim != 4:
-            raise ValueError(f"inputs of shape {tuple(images.shape)}: BatchAugment needs images (N, C, H, W)")
+            raise ValueError(
+                f"inputs of shape {tuple(images.shape)}: BatchAugment needs images (N, C, H, W); "
+                "~algorithms.batch_augment leaves it out"
+            )
         seed = stream_seed(state.seed, self.config_key, state.timestamp.batch)
         generator = torch.Generator().manual_seed(seed)
         if self.pad:

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runner import Callback
+from runner import Callback, ClassificationModel, Trainer
 from runner.algorithms import BatchAugment
 from runner.algorithms.batch_augment import flip_images, shift_images
+from runner.data import TensorLoader
 
 IMAGES = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5) + 1
 
@@ -129,3 +130,18 @@ def test_arguments_are_checked(arguments: dict):
 @pytest.mark.parametrize("flip", [None, "random", "alternating"])
 def test_resume(check_resume, flip: str | None):
     check_resume(lambda: [BatchAugment(flip=flip)])
+
+
+def test_a_batch_without_images_says_how_to_leave_it_out():
+    loader = TensorLoader(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, shuffle=False)
+    with (
+        Trainer(
+            model=ClassificationModel(torch.nn.Linear(8, 2), 2),
+            train_dataloader=loader,
+            optimizers=torch.optim.SGD,
+            max_duration="1ba",
+            algorithms=[BatchAugment()],
+        ) as trainer,
+        pytest.raises(ValueError, match=r"needs images \(N, C, H, W\); ~algorithms.batch_augment leaves it out"),
+    ):
+        trainer.fit()

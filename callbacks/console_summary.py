@@ -168,7 +168,8 @@ class ConsoleSummary(LoggerDestination):
         if self._not_finite == MAX_NOT_FINITE:
             log.warning(
                 "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
-                "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run immediately",
+                "gradients (+algorithms=gradient_clipping), or look for nan in the data; +callbacks=nan_monitor ends "
+                "such a run immediately",
                 loss,
                 epoch_number(self._not_finite_since),
                 self._not_finite_since.batch,

@@ -85,7 +85,8 @@ class NaNMonitor(Callback):
 
         raise divergence(
             f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
-            "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
+            "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping), or look for nan "
+            "in the data"
         )
 
 

@@ -67,7 +67,7 @@ def check_converged(state: State, result: Result) -> None:
         reason = "the loss of the last batch is not finite on another rank"
     raise Diverged(
         f"the run has diverged: {reason}. Lower the learning rate, warm it up, or clip gradients "
-        "(+algorithms=gradient_clipping); --allow-divergence accepts such a run"
+        "(+algorithms=gradient_clipping), or look for nan in the data; --allow-divergence accepts such a run"
     )
 
 

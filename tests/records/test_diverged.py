@@ -37,6 +37,7 @@ def status(folder: Path) -> str:
 def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_path: Path):
     done = run_here(*SHORT, HOT, "callbacks=[mlflow_logger,checkpoint_saver]", code=3)
     assert "error: the run has diverged: the loss of the last batch is nan. Lower the learning rate" in done.err
+    assert "look for nan in the data" in done.err
     assert "Traceback" not in done.err and "--allow-divergence accepts such a run" in done.err
     (folder,) = run_folders(tmp_path)
     result = json.loads((folder / "result.json").read_text())

@@ -111,19 +111,12 @@ class Result:
         from runner.core.engine import evaluation_weights
         from runner.distributed.environment import is_rank_zero
         from runner.records.evaluation import describe_evaluators
-        from runner.training.metrics import lower_is_better, scalars
 
-        self.batches = state.timestamp.batch
+        self.take_metrics(state)
         weights = (state.config.get("model") or {}).get("class_weights")
         self.class_weights = [*map(float, weights)] if isinstance(weights, list) else []
         with evaluation_weights(state):
             self.base, self.adapter = digests_of(state.unwrapped_model)
-        for label, values in state.metric_values.items():
-            for name, value in values.items():
-                measured = {key: float(number) for key, number in scalars(f"{label}/{name}", value).items()}
-                self.metrics |= measured
-                if lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name)):
-                    self.lower = sorted({*self.lower, *measured})
         evaluated = [key for key in self.metrics if not key.startswith("train/")]
         if TIME in objectives_of(objective):
             self.metrics[TIME] = state.timestamp.total_wct
@@ -136,6 +129,18 @@ class Result:
             self.lower_is_better = self.objective_name in self.lower
         if is_rank_zero():
             self.evaluation = describe_evaluators(state)
+
+    def take_metrics(self, state: State) -> None:
+        """Fill in the last metrics, and how many batches were trained. Any rank, also between two batches."""
+        from runner.training.metrics import lower_is_better, scalars
+
+        self.batches = state.timestamp.batch
+        for label, values in state.metric_values.items():
+            for name, value in values.items():
+                measured = {key: float(number) for key, number in scalars(f"{label}/{name}", value).items()}
+                self.metrics |= measured
+                if lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name)):
+                    self.lower = sorted({*self.lower, *measured})
 
     def evaluated_by(self, metric: str) -> dict[str, str | None]:
         """Return how a metric such as 'eval/loss' was measured; runs are comparable if these values are equal."""

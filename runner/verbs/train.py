@@ -70,6 +70,9 @@ def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
                     result.measure(trainer.state, job.experiment.objective)
                     result.reported = [*result.objectives.values()]
                     raise
+                except (KeyboardInterrupt, SystemExit):  # killed or paused: the table of runs shows what it had reached
+                    result.take_metrics(trainer.state)
+                    raise
             result.tested = evaluate_test_data(trainer, job.experiment.test)
             result.measure(trainer.state, job.experiment.objective)
             if not job.command.options["allow_divergence"]:

@@ -53,3 +53,18 @@ def test_a_session_whose_checkpoint_cannot_be_written_has_failed(tmp_path: Path,
     spoilt = ("+callbacks.spoiler._target_=own.Spoiler", "trainer.max_duration=1000000ba", "trainer.session=0.3s")
     done = run_app(*ENDLESS, *spoilt, "hydra.run.dir=run", exit_code=1)
     assert "no checkpoint was written after batch" in done.stderr and status(tmp_path / "run") == "FAILED"
+
+
+def test_a_run_that_was_interrupted_keeps_its_last_evaluation(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(
+        "import signal\n"
+        "from runner import Callback\n"
+        "class Impatient(Callback):\n"
+        "    def epoch_start(self, state, logger):\n"
+        "        if state.timestamp.epoch == 1:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+    )
+    typed = ("model=mlp", "trainer.max_duration=3ep", *QUIET, "+callbacks.impatient._target_=own.Impatient")
+    run_here(*typed, "hydra.run.dir=outputs/run", code=130)
+    assert status(tmp_path / "outputs" / "run") == "KILLED"
+    assert "1 run in outputs/, killed" in run_here("runs", "eval/loss>0", code=0).out

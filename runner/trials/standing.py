@@ -125,7 +125,9 @@ def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
     """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or at the run's start."""
     checkpoint = checkpoint_before(run, batch)
     if checkpoint is None and (start := forked_after(run)):
-        reason = f"this run is a fork that begins after batch {start} of its parent; name the parent"
+        result = read_result(run)
+        parent = "" if result is None else f", {result.parent!r}"
+        reason = f"this run is a fork that begins after batch {start} of its parent; name the parent{parent}"
         raise WrongKey(key or "RUN", reason, str(batch) if key else repr(str(run)))
     return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
 

@@ -106,7 +106,7 @@ def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here:
     run_here("fork", "parent", "ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     done = run_here("verify", "child", code=0).out  # from its own first batch on
     assert "equal bit for bit up to batch 18; 11 digests compared" in done
-    begins = "this run is a fork that begins after batch 7 of its parent; name the parent"
+    begins = f"this run is a fork that begins after batch 7 of its parent; name the parent, '{tmp_path / 'parent'}'"
     assert f"BATCH=7: {begins}" in run_here("replay", "child", "7", code=2).err
     assert f"BATCH=5: {begins}" in run_here("fork", "child", "ba5", code=2).err
     assert "a fork has none" in run_here("verify", "child", "--pin=x.yaml", code=125).err

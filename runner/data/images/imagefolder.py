@@ -115,7 +115,8 @@ def load_imagefolder(
     held_out = [ImageFolder(folder, center_crop) for folder in other_folders]
     for folder, images in zip(other_folders, held_out, strict=True):
         if differing := sorted({*train.classes} ^ {*images.classes}):
-            reason = f"must have the same classes, but only one of them has {differing[0]!r}"
+            owner = "train" if differing[0] in train.classes else folder.name
+            reason = f"must have the same classes, but only {owner} has {differing[0]!r}"
             raise wrong_argument("path", path, f"train and {folder.name} {reason}")
     options: dict[str, Any] = {"num_workers": num_workers, "transform": IMAGENET}
     loader = DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options)

@@ -235,7 +235,7 @@ def test_fake_loaders_have_the_shapes_and_lengths_of_the_real_ones(folder: Path,
 
 def test_folders_with_different_classes_are_refused(folder: Path, torchvision: ModuleType):
     (folder / "val" / "red").rename(folder / "val" / "green")
-    with pytest.raises(ValueError, match="same classes, but only one of them has 'green'"):
+    with pytest.raises(ValueError, match="same classes, but only val has 'green'"):
         load(folder)
 
 

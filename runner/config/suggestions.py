@@ -160,7 +160,7 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
         return f"{typed}: has no key; " + _meant(near[0], groups[near[0]])
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
-        return f"{typed}: has no key; " + foreign
+        return f"{typed}: no such word; " + foreign
     key, equals, value = typed.partition("=")
     if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
         fix = f'{key}="{value}"'

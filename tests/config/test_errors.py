@@ -105,6 +105,7 @@ def explained(*overrides: str) -> str:
             (["seed=1", ""], "'': an argument is empty; a variable of the shell may not be set"),
             (["nonsense"], "nonsense: cannot be read; write key=value"),
             (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
+            (["evaluate"], "evaluate: no such word; write runner eval RUN"),
             (["mlp"], "mlp: has no key; did you mean model=mlp?"),
             (["model", "mlp"], "model: has no value; write model=..., without spaces"),
             (

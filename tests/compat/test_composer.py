@@ -1,4 +1,4 @@
-"""Code written for Composer, with only its import changed: what each piece did, and what is refused with a remedy."""
+"""Callbacks and algorithms written for Composer work with only their import changed, or errors say what to use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from runner.optim.schedulers import linear
 BATCHES = 2 * PER_EPOCH
 
 
-def make_trainer(*given: Any, **arguments: Any) -> Trainer:
+def make_trainer(*plug_ins: Any, **arguments: Any) -> Trainer:
+    """Return a Trainer for two epochs with callbacks and algorithms."""
     torch.manual_seed(0)
     defaults: dict[str, Any] = {
         "model": ClassificationModel(nn.Linear(3, 2), 2),
@@ -33,8 +34,8 @@ def make_trainer(*given: Any, **arguments: Any) -> Trainer:
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "schedulers": linear(),
         "max_duration": "2ep",
-        "callbacks": [one for one in given if not isinstance(one, OwnAlgorithm)],
-        "algorithms": [one for one in given if isinstance(one, OwnAlgorithm)],
+        "callbacks": [plug_in for plug_in in plug_ins if not isinstance(plug_in, OwnAlgorithm)],
+        "algorithms": [plug_in for plug_in in plug_ins if isinstance(plug_in, OwnAlgorithm)],
         "device": "cpu",
     }
     return Trainer(**(defaults | arguments))
@@ -43,13 +44,13 @@ def make_trainer(*given: Any, **arguments: Any) -> Trainer:
 class Fitted:
     """The results of a fit."""
 
-    def __init__(self, *given: Any, **arguments: Any) -> None:
+    def __init__(self, *plug_ins: Any, **arguments: Any) -> None:
         self.memory = InMemoryLogger()
-        with make_trainer(*given, loggers=[self.memory], **arguments) as trainer:
+        with make_trainer(*plug_ins, loggers=[self.memory], **arguments) as trainer:
             trainer.fit()
         self.trainer = trainer
         self.state = trainer.state
-        self.weights = [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
+        self.weights = [weight.detach().clone() for weight in trainer.state.unwrapped_model.parameters()]
 
     def logged(self, key: str) -> list[float]:
         return [value for _, value in self.memory.data[key]]
@@ -63,65 +64,73 @@ def plain() -> Fitted:
     return Fitted()
 
 
-# Callbacks: what each saw and did, and that training went on as without it
+# Callbacks: each records or logs the expected values, and does not change training
 
 
-def noted(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool]) -> Any:
+def case(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool]) -> Any:
+    """Return a case that is named after the class of a callback."""
     return pytest.param(make, expected, id=make().__class__.__name__)
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        noted(hooks.EveryNBatches, lambda one, run: one.seen == [3, 6]),
-        noted(
+        case(hooks.EveryNBatches, lambda callback, run: callback.seen == [3, 6]),
+        case(
             hooks.EventCounter,
-            lambda one, run: (
-                one.counts[composer.Event.BATCH_END] == BATCHES
-                and one.counts["eval_start"] == 2
+            lambda callback, run: (
+                callback.counts[composer.Event.BATCH_END] == BATCHES
+                and callback.counts["eval_start"] == 2
                 and len(run.logged("events")) == 2
             ),
         ),
-        noted(hooks.LRMonitor, lambda one, run: run.logged("lr/group0") == [0.1 * (1 - n / 8) for n in range(8)]),
-        noted(
+        case(hooks.LRMonitor, lambda callback, run: run.logged("lr/group0") == [0.1 * (1 - n / 8) for n in range(8)]),
+        case(
             hooks.SpeedMonitor,
-            lambda one, run: (
+            lambda callback, run: (
                 run.logged("throughput/samples") == [4] * 6 and min(run.logged("throughput/samples_per_sec")) > 0
             ),
         ),
-        noted(hooks.NaNMonitor, lambda one, run: True),
-        noted(hooks.GradMonitor, lambda one, run: len(run.logged("l2_norm/grad/global")) == BATCHES),
-        noted(hooks.DeviceMonitor, lambda one, run: run.memory.hyperparameters == {"device": "cpu", "type": "cpu"}),
-        noted(
+        case(hooks.NaNMonitor, lambda callback, run: True),
+        case(hooks.GradMonitor, lambda callback, run: len(run.logged("l2_norm/grad/global")) == BATCHES),
+        case(hooks.DeviceMonitor, lambda callback, run: run.memory.hyperparameters == {"device": "cpu", "type": "cpu"}),
+        case(
             hooks.ImageLogger,
-            lambda one, run: (
-                [(one["images"].shape, str(one["images"].dtype)) for one in run.memory.images["inputs"]]
+            lambda callback, run: (
+                [(entry["images"].shape, str(entry["images"].dtype)) for entry in run.memory.images["inputs"]]
                 == [((2, 1, 3, 1), "uint8")]
             ),
         ),
-        noted(
+        case(
             hooks.TableLogger,
-            lambda one, run: [row[0] for row in run.memory.tables["results"]["rows"]] == ["MulticlassAccuracy", "loss"],
+            lambda callback, run: (
+                [row[0] for row in run.memory.tables["results"]["rows"]] == ["MulticlassAccuracy", "loss"]
+            ),
         ),
-        noted(
+        case(
             hooks.Progress,
-            lambda one, run: one.lines[0] == "0.125 0.25 train" and one.lines[-1] == "1.000 1.00 train",
+            lambda callback, run: callback.lines[0] == "0.125 0.25 train" and callback.lines[-1] == "1.000 1.00 train",
         ),
-        noted(hooks.OutputCollector, lambda one, run: one.batches == [1, 2] * 2 and one.outputs[0].shape == (2, 2)),
-        noted(hooks.CloseRecorder, lambda one, run: one.closed == ["fit_end 8ba", "close 8ba", "post_close"]),
-        noted(
+        case(
+            hooks.OutputCollector,
+            lambda callback, run: callback.batches == [1, 2] * 2 and callback.outputs[0].shape == (2, 2),
+        ),
+        case(hooks.CloseRecorder, lambda callback, run: callback.closed == ["fit_end 8ba", "close 8ba", "post_close"]),
+        case(
             hooks.LossLogger,
-            lambda one, run: (
+            lambda callback, run: (
                 run.logged("copy/loss") == run.logged("copy/total") == run.logged("loss/train/total")
                 and run.logged("copy/MulticlassAccuracy") == run.logged("metrics/train/MulticlassAccuracy")
             ),
         ),
     ],
 )
-def test_a_callback_acts(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool], plain: Fitted):
-    one = make()
-    run = Fitted(one)
-    assert expected(one, run)
+def test_a_callback_works_without_changing_training(
+    make: Callable[[], Any], expected: Callable[[Any, Fitted], bool], plain: Fitted
+):
+    callback = make()
+    run = Fitted(callback)
+    assert expected(callback, run)
     assert run.same_as(plain)
 
 
@@ -142,13 +151,13 @@ def test_a_callback_decides_how_long_to_train(make: Callable[[], Any], batches: 
     assert run.state.timestamp.batch == batches
 
 
-def test_a_loss_that_is_not_a_number_is_found():
+def test_the_error_of_a_callback_stops_training_and_names_the_callback():
     with pytest.raises(RuntimeError, match=r"contains a NaN") as raised:
         Fitted(hooks.LossWeight(math.nan), hooks.NaNMonitor())
     assert "raised by 'nan_monitor' at AFTER_LOSS" in " ".join(raised.value.__notes__)
 
 
-def test_checkpoints_are_written_and_a_run_goes_on_from_them(tmp_path: Path, plain: Fitted):
+def test_a_run_resumes_from_the_checkpoint_of_a_callback(tmp_path: Path, plain: Fitted):
     saver = hooks.CheckpointSaver("3ba", str(tmp_path / "own"))
     Fitted(saver, hooks.WeightsSaver(str(tmp_path / "last.pt")))
     assert [path.name for path in saver.saved] == ["ep0-ba3", "ep1-ba6"]
@@ -157,7 +166,7 @@ def test_checkpoints_are_written_and_a_run_goes_on_from_them(tmp_path: Path, pla
     assert last["batch"] == "8ba" and torch.equal(last["model"]["module.weight"], plain.weights[0])
 
 
-# Algorithms: what each changed
+# Algorithms: each changes training as expected
 
 
 def test_gradients_are_clipped(plain: Fitted):
@@ -166,10 +175,10 @@ def test_gradients_are_clipped(plain: Fitted):
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
-def test_labels_are_smoothed_and_given_back(grad_accum: int):
+def test_labels_are_smoothed_for_the_loss_and_restored_for_metrics(grad_accum: int):
     run = Fitted(hooks.LabelSmoothing(1.0), grad_accum=grad_accum)  # uniform targets
     assert min(run.logged("loss/train/total")) >= math.log(2) - 1e-6
-    assert set(run.memory.data) >= {"metrics/train/MulticlassAccuracy"}  # of the targets that were given back
+    assert set(run.memory.data) >= {"metrics/train/MulticlassAccuracy"}  # computed from the restored targets
 
 
 def test_a_layer_is_frozen():
@@ -178,7 +187,7 @@ def test_a_layer_is_frozen():
     assert [torch.equal(a, b) for a, b in zip(run.weights, one_epoch.weights, strict=True)] == [True, False]
 
 
-def test_an_average_is_evaluated_and_training_goes_on_with_its_weights(plain: Fitted):
+def test_an_average_is_used_only_for_evaluation(plain: Fitted):
     average = hooks.EMA(0.5)
     run = Fitted(average)
     assert run.same_as(plain) and run.logged("loss/eval/total") != plain.logged("loss/eval/total")
@@ -200,8 +209,8 @@ def test_a_model_is_changed_before_its_optimizer_exists(plain: Fitted):
 
 
 def test_losses_outputs_and_rates_are_changed(plain: Fitted):
-    for one in (hooks.LossWeight(0.0), hooks.OutputNoise()):
-        assert torch.equal(Fitted(one).weights[0], plain_start())
+    for algorithm in (hooks.LossWeight(0.0), hooks.OutputNoise()):
+        assert torch.equal(Fitted(algorithm).weights[0], plain_start())
     louder = Fitted(hooks.Louder())  # outputs of 0 whose gradient is that of the outputs
     assert louder.logged("loss/train/total") == pytest.approx([math.log(2)] * BATCHES)
     assert not torch.equal(louder.weights[0], plain_start())
@@ -216,7 +225,7 @@ def test_microbatches_grow(plain: Fitted):
     assert all(map(torch.allclose, run.weights, plain.weights))
 
 
-# Where they run: in a config, explained, on two ranks, and resumed
+# Resuming, two ranks, configs and `explain`
 
 RESUMED = (
     hooks.EMA,
@@ -226,23 +235,24 @@ RESUMED = (
 )
 
 
-def test_a_resumed_run_keeps_their_state(tmp_path: Path):
+def test_a_resumed_run_restores_the_state_of_callbacks_and_algorithms(tmp_path: Path):
     def fit(duration: str, **arguments: Any) -> tuple[Fitted, list[Any]]:
-        given = [make() for make in RESUMED]
+        plug_ins = [make() for make in RESUMED]
         saver = hooks.CheckpointSaver("5ba", str(tmp_path / duration))
-        return Fitted(*given, saver, max_duration=duration, schedulers=None, **arguments), given
+        return Fitted(*plug_ins, saver, max_duration=duration, schedulers=None, **arguments), plug_ins
 
-    whole, of_whole = fit("12ba")
+    whole, expected = fit("12ba")
     fit("7ba")
-    resumed, of_resumed = fit("12ba", resume_path=tmp_path / "7ba" / "ep1-ba5")
+    resumed, actual = fit("12ba", resume_path=tmp_path / "7ba" / "ep1-ba5")
     assert resumed.same_as(whole)
     assert resumed.logged("loss/eval/total") == whole.logged("loss/eval/total")[1:]
-    assert all(map(torch.equal, of_resumed[0].average.values(), of_whole[0].average.values()))
-    assert of_resumed[0].updated == of_whole[0].updated == "12ba" and isinstance(of_resumed[0].updated, composer.Time)
-    assert str(of_resumed[3].best_occurred) == "1ep"
+    assert all(map(torch.equal, actual[0].average.values(), expected[0].average.values()))
+    assert actual[0].updated == expected[0].updated == "12ba" and isinstance(actual[0].updated, composer.Time)
+    assert str(actual[3].best_occurred) == "1ep"
 
 
-def on_ranks() -> list[torch.Tensor]:
+def train_on_ranks() -> list[torch.Tensor]:
+    """Train with several plug-ins, check collectives, and return the weights. All ranks."""
     run = Fitted(
         *[make() for make in RESUMED], hooks.WeightsSaver("last.pt"), hooks.GradMonitor(), hooks.EventCounter()
     )
@@ -255,21 +265,23 @@ def on_ranks() -> list[torch.Tensor]:
     return run.weights
 
 
-def test_two_ranks_train_what_one_does(run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_ranks_train_the_same_weights_as_one_process(
+    run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
-    torch.save(on_ranks(), tmp_path / "expected.pt")
+    torch.save(train_on_ranks(), tmp_path / "expected.pt")
     program = f"""
         import runpy, sys, torch
         sys.path.append({str(Path(__file__).parents[1] / "support")!r})
-        found = runpy.run_path({__file__!r})["on_ranks"]()
+        weights = runpy.run_path({__file__!r})["train_on_ranks"]()
         expected = torch.load("expected.pt")
-        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(found, expected)), (found, expected)
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights, expected)), (weights, expected)
     """
     run_ranks(program)
     assert (tmp_path / "last.pt").exists()
 
 
-def test_they_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path):
+def test_composer_hooks_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path):
     text = Path(hooks.__file__).read_text(encoding="utf-8")
     (tmp_path / "from_composer.py").write_text(text)
     arguments = ["model=mlp", "data.batch_size=400", "trainer.max_duration=2ep", "callbacks=json_lines_logger"]
@@ -281,7 +293,7 @@ def test_they_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path)
     runs = {event["event"]: [run["name"] for run in event["runs"]] for event in explained["events"]}
     assert [event for event, names in runs.items() if "counter" in names] == ["batch_end"]
     assert runs["after_train_batch"] == ["clip", "gradients"]
-    kinds = {one["name"]: one["kind"] for one in explained["hooks"]}
+    kinds = {hook["name"]: hook["kind"] for hook in explained["hooks"]}
     assert kinds["counter"] == "callback" and kinds["clip"] == "algorithm"
     run_here("check", *arguments, code=0)
     run_here(*arguments, code=0)
@@ -292,11 +304,11 @@ def test_they_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path)
     assert len(norms) == 6 and max(norms) <= 0.5001
 
 
-# What is refused, with what to change
+# Errors that say what to use instead
 
 
 class AtBatchEnd(composer.Callback):
-    """Does anything with the state and the logger at BATCH_END."""
+    """Calls a function with the state and the logger at BATCH_END."""
 
     def __init__(self, act: Callable[[Any, Any], Any]) -> None:
         self.act = act
@@ -328,20 +340,20 @@ class AtBatchEnd(composer.Callback):
         (lambda state, logger: composer.dist.initialize_dist("cpu"), "dist.initialize_dist .*: set launch.nproc_per_"),
     ],
 )
-def test_what_has_no_counterpart_says_what_to_use(act: Callable[[Any, Any], Any], message: str):
+def test_the_error_for_a_name_without_a_counterpart_says_what_to_use(act: Callable[[Any, Any], Any], message: str):
     with pytest.raises((AttributeError, ValueError), match=message):
         Fitted(AtBatchEnd(act))
 
 
-def test_base_rates_modes_and_places_have_composers_names(monkeypatch: pytest.MonkeyPatch):
-    seen: list[Any] = []
+def test_base_rates_modes_and_ranks_have_composers_names(monkeypatch: pytest.MonkeyPatch):
+    values: list[Any] = []
 
-    def look(state: Any, logger: Any) -> None:
-        (rates,) = state.schedulers
-        seen.append((rates.base_lrs, state.deterministic_mode, state.tp_enabled, state.fsdp_device_mesh))
+    def record(state: Any, logger: Any) -> None:
+        (scheduler,) = state.schedulers
+        values.append((scheduler.base_lrs, state.deterministic_mode, state.tp_enabled, state.fsdp_device_mesh))
 
-    Fitted(AtBatchEnd(look))
-    assert seen == [([0.1], False, False, None)] * BATCHES
+    Fitted(AtBatchEnd(record))
+    assert values == [([0.1], False, False, None)] * BATCHES
     assert (composer.dist.get_local_world_size(), composer.dist.get_node_rank()) == (1, 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("SLURM_NODEID", "2")
@@ -350,7 +362,7 @@ def test_base_rates_modes_and_places_have_composers_names(monkeypatch: pytest.Mo
     assert composer.dist.get_node_rank() == 3 and composer.dist.is_available()
 
 
-def test_a_value_that_is_not_there_yet_says_so():
+def test_the_error_for_a_value_that_does_not_exist_yet_names_the_event():
     with make_trainer() as trainer:
         view = composer.State(trainer.state, "fit_start")
         for name in ("batch", "outputs", "loss"):
@@ -362,18 +374,18 @@ NAMES = ["Trainer", "ComposerModel", "Evaluator", "DataSpec", "LoggerDestination
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_other_names_say_what_to_import(name: str):
+def test_the_error_for_another_name_of_composer_says_what_to_import(name: str):
     with pytest.raises(ImportError, match=f"runner.compat.composer has no {name}: .*runner|return loaders"):
         exec(f"from runner.compat.composer import {name}")
 
 
 @pytest.mark.parametrize("name", ["find_unused_parameters", "backwards_create_graph"])
-def test_demands_on_backward_are_refused_when_the_class_is_made(name: str):
+def test_properties_that_change_the_backward_pass_are_refused_in_the_class(name: str):
     with pytest.raises(TypeError, match=f"Mine.{name} has no counterpart here: leave it out"):
         type("Mine", (composer.Algorithm,), {name: property(lambda self: True)})
 
 
-def test_mistakes_in_hooks_are_found_as_in_any_callback():
+def test_mistakes_in_hooks_raise_the_errors_of_any_callback():
     with pytest.raises(TypeError, match="did you mean 'batch_end'"):
         type("Mine", (composer.Callback,), {"batch_ends": lambda self, state, logger: None})
     with pytest.raises(TypeError, match="Mine.batch_end cannot be called as batch_end"):
@@ -384,7 +396,7 @@ def test_mistakes_in_hooks_are_found_as_in_any_callback():
         make_trainer(composer.Callback())
 
 
-def test_a_state_that_cannot_be_saved_says_what_can(tmp_path: Path):
+def test_the_error_for_a_state_that_cannot_be_saved_says_what_can_be(tmp_path: Path):
     class Mine(composer.Callback):
         def fit_end(self, state: Any, logger: Any):
             composer.save_checkpoint(state, str(tmp_path / "saved"))
@@ -396,12 +408,12 @@ def test_a_state_that_cannot_be_saved_says_what_can(tmp_path: Path):
         Fitted(Mine())
 
 
-def test_other_callbacks_get_the_state_itself():
-    seen: list[type] = []
+def test_callbacks_of_the_runner_get_its_own_state():
+    types: list[type] = []
 
     class Own(OwnCallback):
         def batch_end(self, state, logger):
-            seen.append(type(state))
+            types.append(type(state))
 
     run = Fitted(Own(), hooks.EveryNBatches())
-    assert {*seen} == {type(run.state)}
+    assert {*types} == {type(run.state)}

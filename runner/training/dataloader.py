@@ -57,9 +57,7 @@ class BatchStream:
         seed: int = 0,
         subset_num_batches: int | None = None,
     ) -> None:
-        reason = "must be iterable, yielding batches"
-        if hasattr(loader, "__getitem__"):
-            reason += "; put the data set into a DataLoader or a runner.data.DatasetLoader"
+        reason = "must be iterable, yielding batches; put a data set into a DataLoader or a runner.data.DatasetLoader"
         refuse_if(not hasattr(loader, "__iter__"), name_of_loader(label), loader, reason, TypeError)
         self._world_size = get_data_parallel_size()
         group = get_world_size() // self._world_size

@@ -224,7 +224,7 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(job["env"])
     if "datasets" in sys.modules and "HF_DATASETS_CACHE" in os.environ:  # the one variable of them that tests set
-        sys.modules["datasets.config"].HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
+        vars(sys.modules["datasets.config"])["HF_DATASETS_CACHE"] = Path(os.environ["HF_DATASETS_CACHE"])
     if job["session"]:
         os.setsid()
     elif job["group"] is not None:

@@ -170,7 +170,7 @@ def test_floating_tensors_are_cast(name: str):
 def test_what_cannot_be_read_is_named():
     with pytest.raises(TypeError, match="train_dataloader=3: must be iterable, yielding batches"):
         make_stream(3)
-    with pytest.raises(TypeError, match="put the data set into a DataLoader or a runner.data.DatasetLoader"):
+    with pytest.raises(TypeError, match="put a data set into a DataLoader or a runner.data.DatasetLoader"):
         make_stream(dataset(3))
     with pytest.raises(ValueError, match="dataloader of evaluator 'test' has no batches: its data set"):
         make_stream(DataLoader(dataset(3), batch_size=4, drop_last=True), label="test")

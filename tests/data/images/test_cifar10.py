@@ -269,7 +269,7 @@ def test_own_transforms_see_the_images_and_draw_by_seed_epoch_and_sample(folder:
 def test_transforms_that_are_no_functions_or_return_other_sizes_are_refused(folder: Path):
     for call in (load_cifar10, vars(load_cifar10)["fake"]):
         with pytest.raises(ValueError, match=r"eval_transforms=\[3\]: must be a list of functions of an image"):
-            call(str(folder), url=None, eval_transforms=[3])
+            call(str(folder), url=None, eval_transforms=[3])  # type: ignore[arg-type]
     v2 = import_torchvision("torchvision.transforms.v2")
     with pytest.raises(ValueError, match=r"transforms: they must return .*\(3, 32, 32\), not torch.uint8 \(3, 8, 8\)"):
         next(iter(load(folder, transforms=[v2.CenterCrop(8)], num_workers=0)[0]))

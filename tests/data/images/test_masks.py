@@ -79,10 +79,10 @@ def test_masks_are_turned_as_their_own_exif_data_says(tmp_path: Path):
     for loader in load(tmp_path, image_size=30, eval_image_size=30, transforms=crop, eval_transforms=crop):
         for images, masks in loader:
             assert torch.equal(masks, (colors(images)[:, 0] > 0.5).long()) and 0.4 < masks.float().mean() < 0.6
-    pixels.save(tmp_path / "val" / "masks" / "6.png")
+    Image.new("L", (40, 30)).save(tmp_path / "val" / "masks" / "6.png")
     wrong = r"6\.png: the mask has \(30, 40\) pixels, but its image \(40, 30\); if it was made from the stored pixels"
     with pytest.raises(ValueError, match=wrong):
-        [*load(tmp_path, image_size=30, eval_image_size=30, transforms=crop, eval_transforms=crop)[1]]
+        list(load(tmp_path, image_size=30, eval_image_size=30, transforms=crop, eval_transforms=crop)[1])
 
 
 def test_wrong_masks_and_files_are_named(tmp_path: Path):

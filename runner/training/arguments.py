@@ -274,7 +274,8 @@ def _check_kind(name: str, value: object, kind: type[Hooks]) -> None:
     if isinstance(value, kind):
         check_hooks(value)
         return
-    shown = type(value).__name__ if isinstance(value, Hooks) else repr(value)
+    is_bare = isinstance(value, Hooks) or type(value).__repr__ is object.__repr__  # an address says nothing
+    shown = type(value).__name__ if is_bare else repr(value)
     if isinstance(value, type) and issubclass(value, kind):
         raise TypeError(f"{name}={value.__name__}: this is a class; pass an instance, {value.__name__}(...)")
     for group, base in (("algorithms", Algorithm), ("callbacks", Callback)):

@@ -66,6 +66,7 @@ def test_what_is_right_passes():
         ("callbacks", EMA(), "callbacks=EMA: belongs in algorithms, because it is a subclass of runner.Algorithm"),
         ("callbacks", {"mine": EMA()}, "callbacks.mine=EMA: belongs in algorithms"),
         ("callbacks", "speed_monitor", "callbacks='s': must be an instance of a subclass of runner.Callback"),
+        ("callbacks", [object()], "callbacks=object: must be an instance of a subclass of runner.Callback"),
         ("callbacks", [None], "callbacks=None: must be an instance of a subclass of runner.Callback"),
         ("algorithms", [SpeedMonitor()], "algorithms=SpeedMonitor: belongs in callbacks"),
         ("algorithms", {"ema": "EMA"}, "algorithms.ema='EMA': must be an instance of a subclass of runner.Algorithm"),

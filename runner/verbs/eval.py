@@ -96,6 +96,8 @@ def print_results(job: Job, trainer: Trainer, rows: Sequence[tuple[str, Any]]) -
         else:
             lines += [(key, f"{float(number):.6g}") for key, number in scalars(label, value).items()]
     lines.append(("run", show_path(state.run_dir)))
-    commands = (getattr(destination, "ui_command", None) for destination in trainer.logger.destinations)
+    has_values = any(not isinstance(value, str) for _, value in rows)  # files of predictions cannot be compared there
+    destinations = trainer.logger.destinations if has_values else ()
+    commands = (getattr(destination, "ui_command", None) for destination in destinations)
     lines += [("compare", command) for command in commands if command]
     print_block("", lines)

@@ -85,6 +85,7 @@ def test_two_ranks_find_the_same(trained: Path, run_app: Any):
     on_two_ranks(trained, "predict", "run", "hydra.run.dir=two")
     done = run_app("predict", "run", "hydra.run.dir=one", folder=trained)
     assert "597 samples in the order of the data set: one/predictions.parquet" in done.stdout
+    assert "mlflow ui" not in done.stdout
     one, two = (pyarrow.parquet.read_table(trained / folder / "predictions.parquet") for folder in ("one", "two"))
     assert one.schema == two.schema
     assert one.column_names == ["index", "target", "prediction", "probabilities"]

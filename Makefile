@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Four even on two cores, because tests wait for processes: 401 s there, and 468 s with three. Each takes 1 GB.
-WORKERS ?= 4
+# Five even on two cores, because tests wait for processes. Each takes 1 GB.
+WORKERS ?= 5
 ARGS ?=
 TOOLS := build twine uv
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20

@@ -105,6 +105,7 @@ def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
     run_ranks(program, 2)
 
 
+@pytest.mark.slow
 def test_ranks_keep_the_same_fraction_and_train_alike(run_ranks):
     def program():
         import torch

@@ -91,7 +91,7 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.randn(15, 2, 6, 6, dtype=torch.float64), torch.arange(15) % 3
 
 
-@pytest.mark.parametrize("scope", ["block", "model", "step"])
+@pytest.mark.parametrize("scope", fast(["block", "model", "step"], "step"))
 @pytest.mark.parametrize(("build", "make_data"), [(wide, images), pytest.param(gpt, tokens, marks=pytest.mark.slow)])
 def test_all_is_compiled_in_the_first_epoch_and_evaluation_and_nothing_later(
     make_trainer, count_graphs, build: Callable, make_data: Callable, scope: str, uncompiled
@@ -178,6 +178,7 @@ def test_the_matrix_update_is_compiled_beside_a_fused_fallback(uncompiled, count
     assert count_graphs() > 0
 
 
+@pytest.mark.slow
 def test_a_whole_step_resumes_bit_for_bit(check_resume, uncompiled):
     check_resume(lambda: [Compile(scope="step")], build=net, optimizers=OPTIMIZERS["adamw"])
 

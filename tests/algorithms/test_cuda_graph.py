@@ -196,6 +196,7 @@ def on_two_ranks() -> None:
     destroy_process_group()
 
 
+@pytest.mark.slow
 def test_gradients_of_recorded_steps_are_averaged_over_ranks(run_ranks):
     ranks = run_ranks(program_of("algorithms/test_cuda_graph", "on_two_ranks"), 2)
     assert [rank.stdout.split() for rank in ranks] == [["True"]] * 2

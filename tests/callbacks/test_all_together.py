@@ -114,6 +114,7 @@ class Killed(Callback):
 """
 
 
+@pytest.mark.slow
 def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
     arguments = [*GIVEN, "model=mlp", "data.batch_size=100", "trainer.max_duration=5ep"]  # 12 batches an epoch

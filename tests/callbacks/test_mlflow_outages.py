@@ -346,6 +346,7 @@ def test_a_deaf_server_ends_with_the_wait(store: Store, tmp_path: Path, caplog: 
     assert len(logged(tmp_path / "run")) > 100
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_make_one_store(tmp_path: Path) -> None:
     runs = [start_app(tmp_path, "trainer.max_duration=5ep", env={MAKE_STORES: "1"}) for _ in range(2)]
     assert [run.wait(PATIENCE) for run in runs] == [0, 0]

@@ -99,6 +99,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return merged
 
 
+@pytest.mark.slow
 def test_wandb_records_what_was_logged(tmp_path: Path):
     hooks = sys.exit, sys.excepthook
     memory = InMemoryLogger()

@@ -385,6 +385,7 @@ def equal_families() -> None:
                 assert difference(results[0], result) < 1e-6, kind
 
 
+@pytest.mark.slow
 def test_llama_equals_replicas(run_ranks):
     run_ranks(program_of("distributed/test_tensor_parallel", "equal_families"), 2, "llama")
 

@@ -102,6 +102,7 @@ def test_a_fork_between_checkpoints_trains_the_parent_again(
     assert result is not None and (result.forked_at, result.status) == (batch, "FINISHED")
 
 
+@pytest.mark.slow
 def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here: Any):
     run_here("fork", "parent", "ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     done = run_here("verify", "child", code=0).out  # from its own first batch on

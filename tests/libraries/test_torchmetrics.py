@@ -13,6 +13,7 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_metric_of_ours_loads_the_base_class_and_the_rest_comes_when_asked_for():
     out = run_python(
         "import sys, torch\n"

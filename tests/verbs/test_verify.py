@@ -191,6 +191,7 @@ def test_a_run_without_digests_says_so(run_here: Any):
     assert "RUN='run': has no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
 
 
+@pytest.mark.slow
 def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "hydra.run.dir=run", "+algorithms=[ema]", code=0)
     run_here("verify", "run", "--batches=9", "--pin=kept/pin.yaml", code=0)

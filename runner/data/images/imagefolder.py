@@ -132,7 +132,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
 
     Attributes:
         classes: the sorted class names.
-        preparation: the transform.
+        transform: the argument.
 
     Raises:
         FileNotFoundError: there are no classes, or a class has no images.
@@ -141,7 +141,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
     def __init__(self, folder: Path | None, transform: Callable[[Any], Any]) -> None:
         folders = [] if folder is None else _classes_in(folder)
         self.classes = [folder.name for folder in folders]
-        self.preparation = transform
+        self.transform = transform
         images = [[*find_images(folder)] for folder in folders]
         empty = [printable(name) for name, files in zip(self.classes, images, strict=True) if not files]
         if folder is not None and (empty or not folders):
@@ -156,13 +156,18 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
         return len(self._samples)
 
     @property
+    def preparation(self) -> Callable[[Any], Any]:
+        """The transform; a served model applies it too if it is a `Preparation`."""
+        return self.transform
+
+    @property
     def targets(self) -> Tensor:
         """The class number of each image, `(images,)`."""
         return torch.tensor([label for _, label in self._samples if label is not None])
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         path, label = self._samples[index]
-        image = self.preparation(open_image(path))
+        image = self.transform(open_image(path))
         return (image,) if label is None else (image, label)
 
     def new_rows(self, path: Path) -> ImageFolder:

@@ -168,7 +168,7 @@ def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
     assert orders[0][0] != orders[0][1]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("columns", [{"inputs": "x", "targets": "n"}, {"text": "text"}], ids=["columns", "text"])
 def test_an_epoch_is_entered_at_any_batch(rows: dict[str, Any], num_workers: int, columns: dict[str, Any]):
     train, _ = stream(**rows, **columns, num_workers=num_workers, shuffle_buffer=5)

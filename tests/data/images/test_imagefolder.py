@@ -137,6 +137,7 @@ def test_draws_of_own_transforms_depend_on_seed_epoch_and_sample_alone(folder: P
     assert not torch.equal(torch.cat(batches(1, seed=5)), torch.cat(whole))
 
 
+@pytest.mark.slow
 def test_each_rank_draws_other_augmentations_and_the_same_after_a_resume(
     folder: Path, torchvision: ModuleType, monkeypatch: pytest.MonkeyPatch
 ):

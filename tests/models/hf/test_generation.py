@@ -145,6 +145,7 @@ def test_a_sampled_text_depends_on_the_seed_and_its_row_alone(models: Path, name
     assert make(models / name).texts(batch_of(prompts, empty, name == "gpt2")).generated != whole
 
 
+@pytest.mark.slow
 def test_sampled_tokens_follow_the_distribution_of_the_model(models: Path):
     counts = torch.zeros(302)
     prompt = [20, 30, 40]

@@ -59,6 +59,7 @@ def test_a_setting_that_cannot_learn_is_worse_after_six_seeds_and_the_same_comma
     assert batches(folder) == [] and len(statuses(sweep)) == 12
 
 
+@pytest.mark.slow
 def test_a_setting_that_changes_nothing_is_equal_within_a_margin(run_here: Any, folder: Path):
     settings = ("+vars.order=1 optimizer.lr=0.1", "+vars.order=2 optimizer.lr=0.1")
     done = run_here("decide", *settings, "--margin", "0.01", *QUIET, code=0)

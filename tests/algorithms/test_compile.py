@@ -130,7 +130,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", fast(["adamw", "sgd", "muon_fused", "fused", "muon"], "sgd"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon_fused", "fused", "muon"])
 def test_a_whole_step_trains_the_same_under_a_warm_up_from_zero(make_trainer, uncompiled, language, name: str):
     class Seen(Callback):
         def __init__(self) -> None:
@@ -215,11 +216,12 @@ def test_scope_model_compiles_the_whole_model(train, count_graphs):
     torch.testing.assert_close(compiled.seen, train(**options).seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_other",
     [
         lambda: StochasticDepth("Residual", drop_rate=0.5),
-        pytest.param(lambda: ActivationCheckpointing("Residual"), marks=pytest.mark.slow),
+        lambda: ActivationCheckpointing("Residual"),
     ],
     ids=["stochastic_depth", "activation_checkpointing"],
 )

@@ -23,6 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_resumed_runs_are_bit_identical_and_other_rows_say_that_they_need_a_gpu(
     gpu: ModuleType, capsys: pytest.CaptureFixture[str]
 ):

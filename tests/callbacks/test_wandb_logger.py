@@ -136,6 +136,7 @@ def test_wandb_records_what_was_logged(tmp_path: Path):
     assert found["store"] == "postgresql://***@host/db" and found["deep"] == {"er": [1, "http://***@host"]}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(tmp_path: Path):
     saver = CheckpointSaver(save_interval="2ba", keep=-1)
     first, second = WandBLogger(), WandBLogger()

@@ -148,6 +148,7 @@ def test_the_handler_of_sigchld_is_restored():
     assert signal.getsignal(signal.SIGCHLD) is before
 
 
+@pytest.mark.slow
 def test_a_worker_that_exits_at_its_start_leaves_no_other_worker(tmp_path):
     def leave(number):
         if number == 1:

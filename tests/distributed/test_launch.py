@@ -125,6 +125,7 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
     assert finished[1].stdout.splitlines() == finished[2].stdout.splitlines() == [str(job) for job in jobs]
 
 
+@pytest.mark.slow
 def test_a_rank_can_wait_for_the_next_message_of_rank_0(run_ranks: Any):
     def program():
         from turns import say, wait_for  # pyright: ignore[reportMissingImports]

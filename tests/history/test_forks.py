@@ -11,7 +11,6 @@ import pytest
 from kept_runs import tree
 from python_process import run_python
 from stores import query
-from tiers import fast
 
 from runner.checkpoints.digest import read_digests
 from runner.history.forks import batch_of
@@ -79,7 +78,8 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert again is not None and (again.parent, again.forked_at) == (str(parent), 8)
 
 
-@pytest.mark.parametrize("batch", fast([1, 6, 11], 6))  # before the first checkpoint, and at the end of an epoch of 6
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 6, 11])  # before the first checkpoint, and at the end of an epoch of 6
 def test_a_fork_between_checkpoints_trains_the_parent_again(
     batch: int, with_two_checkpoints: Path, tmp_path: Path, run_here: Any
 ):

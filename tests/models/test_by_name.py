@@ -164,6 +164,7 @@ def test_a_rank_holds_its_shard_and_one_weight_at_most(run_ranks):
     assert grown < held + 2 * largest, (grown, held, largest)
 
 
+@pytest.mark.slow
 def test_a_run_is_explained_and_checked_without_memory_for_its_weights(run_here):
     big = ("model=gpt", "model.module.d_model=1024", "model.module.n_layers=4", "data=stdlib_text", "algorithms=none")
     for more in ((), ("init_weights=by_name",)):

@@ -168,9 +168,10 @@ def weights_of(run: Path) -> dict[str, Tensor]:
     return read_file(find_checkpoint(run), "model.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
-    ["null", pytest.param("{r: 2, target_modules: all-linear}", marks=pytest.mark.slow)],
+    ["null", "{r: 2, target_modules: all-linear}"],
     ids=["copy", "lora"],
 )
 def test_ranks_and_microbatches_train_like_whole_batches_and_a_run_resumes(

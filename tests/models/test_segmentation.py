@@ -74,6 +74,7 @@ def test_the_gradient_of_a_batch_with_ignored_pixels_is_that_of_its_parts():
     torch.testing.assert_close(weight.grad, expected)
 
 
+@pytest.mark.slow
 def test_training_equals_a_plain_loop_on_one_rank_and_two_with_parts_and_after_a_resume(
     command: list[str], run_app: Any, run_here: Any
 ):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from main_runs import SHORT, query, run_folders
-from tiers import fast
 
 
 def test_own_classes_and_own_configs(folder: Path, run_here: Any):
@@ -52,7 +51,8 @@ def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: An
     assert line.endswith("; +callbacks=speed_monitor adds to them") and "speed_monitor" in out
 
 
-@pytest.mark.parametrize("shape", fast(["namespace", "package", "module"], "namespace"))
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["namespace", "package", "module"])
 def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: str):
     """`callbacks`, `algorithms`, `conf` and `tests` of the working directory are its own, and ours are ours."""
     for name in ("callbacks", "algorithms", "tests"):

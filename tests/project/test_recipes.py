@@ -40,7 +40,8 @@ def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
     assert dry_run.try_out(Experiment(config)).warnings == []
 
 
-@pytest.mark.parametrize("name", fast(IMAGES, "imagefolder_hot"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGES)
 def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")

@@ -205,6 +205,7 @@ def test_harmless_arguments_need_no_permission(tmp_path: Path):
     assert find("rerun", foreign_run(tmp_path / "run", {"callbacks": sections}, [])) is not None
 
 
+@pytest.mark.slow
 def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Only the classes and functions that a package defines are allowed with it, under any name in the package."""
     (tmp_path / "mine_16").mkdir()

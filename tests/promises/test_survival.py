@@ -313,6 +313,7 @@ def test_training_continues_while_the_disk_fails_and_saves_again_afterwards(
     assert_equal(run, read(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_does_not_fit_on_the_disk_is_restarted(tmp_path: Path, disk: Path, run_app: Any):
     folders = {"whole": tmp_path / "whole", "full": tmp_path / "full"}
     for folder in folders.values():

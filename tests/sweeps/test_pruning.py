@@ -66,6 +66,7 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
     assert result_of(pruned, "0.001").reported == early.reported  # what a seeded search gets again
 
 
+@pytest.mark.slow
 def test_wrong_commands_say_what_to_write(tmp_path: Path, run_here: Any):
     single = run_here(*PRUNED, code=2)
     assert "callbacks.sweep_pruner: compares the jobs of a sweep; add -m" in single.err

@@ -114,6 +114,7 @@ def test_a_job_that_was_trained_on_by_hand_is_left_out_of_its_sweep(run_here: An
     assert "(2)" in compared.out and "backup" not in compared.out
 
 
+@pytest.mark.slow
 def test_a_job_whose_config_changed_takes_the_place_of_the_one_before(run_here: Any, folder: Path):
     own = folder / "conf" / "experiment" / "mine.yaml"
     own.parent.mkdir(parents=True)

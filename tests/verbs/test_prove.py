@@ -75,6 +75,7 @@ def verdict_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "proof" / "prove.json").read_text())
 
 
+@pytest.mark.slow
 def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, run_app: Any):
     run_app(*SMALL, "model.module.dropout=0.3", "+algorithms=[mixup,ema]", "--kills=3", "--keep")
     proof, found = tmp_path / "proof", verdict_of(tmp_path)

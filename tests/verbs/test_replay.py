@@ -151,6 +151,7 @@ def test_a_run_that_was_resumed_with_changes_is_replayed_as_each_session_trained
         assert (found["equal"], found["from_batch"]) == (True, before)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *QUIET, SAVES, RUN, code=0)
     folder = tmp_path / "run" / "checkpoints"

@@ -166,6 +166,7 @@ def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, ru
     assert verified(run_here, "run", "data.seed=3", "--batches=4", "--tolerance", "0.9", code=1)["parts"] == ["samples"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "hydra.run.dir=run", code=0)
     record, kept = tmp_path / "run" / "config.yaml", tmp_path / "run" / "digests.jsonl"

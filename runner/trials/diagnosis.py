@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from runner.cli.catalogue import CONF
 from runner.cli.command_line import only_typed
@@ -180,6 +181,7 @@ def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str
     elif step is not None:
         batch = _batch(error, step in AFTER_FORWARD)
         text = f"{model} does not fit {data}. In {_where(step, error)}, with {batch}:\n  {_what(error)}"
+        text += _missing_class(error, experiment)
     elif argument_of(error) in experiment.trainer:
         text = _in_section(experiment.trainer, error)
     elif isinstance(error, CONFIG_ERRORS):
@@ -247,8 +249,19 @@ def _batch(error: Exception, with_outputs: bool) -> str:
 def _embedding(error: Exception) -> str:
     """Return a phrase with the number of rows of the embedding whose lookup failed, or ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is torch.nn.functional.embedding.__code__:
+        if frame.f_code is functional.embedding.__code__:
             return f" and an embedding of {len(frame.f_locals['weight'])} rows"
+    return ""
+
+
+def _missing_class(error: Exception, experiment: Experiment) -> str:
+    """Return what a target without an output needs, or ''."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        is_loss = frame.f_code in (functional.cross_entropy.__code__, functional.nll_loss.__code__)
+        if is_loss and re.search(r"Target \d+ is out of bounds", str(error)):
+            largest = int(frame.f_locals["target"].max())
+            key = f": model.num_classes={largest + 1}" if "num_classes" in experiment.model else ""
+            return f"\n  class {largest} needs outputs for {largest + 1} classes{key}"
     return ""
 
 

@@ -210,6 +210,8 @@ def test_recorded_loops_are_listed_and_compared_like_runs(tmp_path: Path, run_he
 
 def test_only_rank_zero_records(tmp_path: Path, run_ranks: Any):
     def program() -> None:
+        import gc
+
         import torch
         import torch.distributed as dist
         from torch import nn
@@ -235,6 +237,8 @@ def test_only_rank_zero_records(tmp_path: Path, run_ranks: Any):
         recorder.close()
         assert (recorder.folder is None) is (dist.get_rank() == 1)
         dist.barrier()
+        del model, optimizer, recorder
+        gc.collect()  # ends the threads of DDP, which keep the group from being destroyed now and then
         dist.destroy_process_group()
 
     run_ranks(program)

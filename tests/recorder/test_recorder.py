@@ -223,7 +223,7 @@ def test_only_rank_zero_records(tmp_path: Path, run_ranks: Any):
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Linear(2, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        recorder = Recorder({"seed": 0})
+        recorder = Recorder({"seed": 0}, destinations=[])
         recorder.watch(model, optimizer)
         loss = torch.zeros(())
         for _ in range(3):

@@ -38,6 +38,7 @@ NOT_FOLLOWED = {
     "http://host": "needs that server",
     "s3://": "tests/callbacks/test_checkpoint_saver_mirror.py",
     "data.path=my_texts": "as in docs/own_data.md",
+    "experiment=image_transfer data.path=pictures callbacks": "tests/callbacks/test_mlflow_image_models.py",
     "mlflow models serve": "tests/callbacks/test_mlflow_text_models.py",
     "curl 127.0.0.1": "tests/callbacks/test_mlflow_text_models.py",
     "model.module.name=./": "tests/models/hf/test_adapter_checkpoints.py",

@@ -37,6 +37,7 @@ TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
                 "error: model=mlp does not fit data=digits. In its loss, with a batch of float32 (64, 1, 8, 8), "
                 "int64 (64,) from 0 to 9 and outputs of float32 (64, 9):",
                 "  IndexError: Target 9 is out of bounds.",
+                "  class 9 needs outputs for 10 classes: model.num_classes=10",
             ),
         ),
         (

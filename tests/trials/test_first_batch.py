@@ -171,7 +171,6 @@ WRONG = {
         ["model=resnet8 does not fit data=digits. In its forward pass", "float32 (64, 1, 8, 8)", "own.py:"],
     ),
     "a label out of range": (module("FiveClasses"), ["model=resnet8 does not fit data=digits. In its loss", "to 9"]),
-    "too few classes": (("model.num_classes=2",), ["class 9 needs outputs for 10 classes: model.num_classes=10"]),
     "data of another shape": (data("load_wide"), ["does not fit data._target_=own.load_wide"]),
     "texts": (data("load_texts"), ["str", "tuple of 8 str"]),
     "a data set that raises": (data("load_broken"), ["LookupError: no such sample", "own.py:"]),

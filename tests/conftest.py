@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class VirtualClock:
-    """A clock that only advances when something sleeps, and by a tick with each reading."""
+    """A clock that advances only when something sleeps, and by one tick at each reading."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -39,8 +39,8 @@ def read_new_rows(loader: Any, path: Path) -> Any:
     in_memory = getattr(loader, "in_memory", None)  # of a stream
     if holder is None or not (in_memory or isinstance(loader, DatasetLoader)):
         reason = (
-            "the run's data cannot read new rows; data=hf_dataset with inputs and targets and data=imagefolder can. "
-            "In Python, runner.load(RUN).model takes any batch"
+            "the run's data cannot read new rows; data=imagefolder, data=image_masks and data=hf_dataset with inputs "
+            "and targets can. In Python, runner.load(RUN).model takes any batch"
         )
         raise WrongKey(KEY, reason, repr(str(path)))
     rows = holder.new_rows(path)

@@ -245,6 +245,6 @@ def test_data_in_memory_and_splits_are_refused(work: Path, run_here: Any):
     digits = ["model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver]", "algorithms=none"]
     run_here(*digits, "hydra.run.dir=digits", code=0)
     ended = run_here("predict", "digits", "--data=.", code=2)
-    assert "the run's data cannot read new rows; data=hf_dataset" in " ".join(ended.err.split())
+    assert "the run's data cannot read new rows; data=imagefolder, data=image_masks" in " ".join(ended.err.split())
     ended = run_here("predict", str(work / "text"), "--data=train.csv", "--split=train", code=2)
     assert "new rows have no splits" in ended.err

@@ -36,7 +36,7 @@ class Normalization:
 
     @property
     def normalization(self) -> Normalization:
-        """Itself: a loader has the attribute of its transform."""
+        """This object: a loader takes the attribute of its transform."""
         return self
 
     def __call__(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:

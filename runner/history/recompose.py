@@ -26,7 +26,7 @@ _SHOWN = 4  # differences to list; the others are counted
 
 
 def composing() -> AbstractContextManager[None]:
-    """Return a context in which `compose_conf` and `composable` can be called."""
+    """Return a context in which `compose_conf` and `compose_accepted` can be called."""
     return initialized(CONF)
 
 
@@ -36,17 +36,16 @@ def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig
     return without_replaced(composed, overrides, options)[0]
 
 
-def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return the overrides that `compose_conf` still accepts; others may name keys that no longer exist."""
+def compose_accepted(overrides: Sequence[str], options: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Compose `conf/` with the overrides that it still accepts, and return both; others may name keys that are gone."""
     with suppress(HydraException, OmegaConfBaseException):
-        compose_conf(overrides, options)
-        return list(overrides)
-    kept: list[str] = []
+        return compose_conf(overrides, options), list(overrides)
+    accepted: list[str] = []
     for override in overrides:
         with suppress(HydraException, OmegaConfBaseException):
-            compose_conf([*kept, override], options)
-            kept.append(override)
-    return kept
+            compose_conf([*accepted, override], options)
+            accepted.append(override)
+    return compose_conf(accepted, options), accepted
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,7 @@ from runner.history.mirrored import download_run, is_address, mirror_of
 from runner.history.recompose import (
     CONFIG_DIR,
     changes_since,
-    composable,
-    compose_conf,
+    compose_accepted,
     composing,
     config_dir_of,
     resolved,
@@ -166,7 +165,7 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
     arguments = command.overrides
     typed = [argument for argument in arguments if not re.match(r"-|~callbacks|callbacks=", argument)]
     with composing():
-        config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
+        config: Any = OmegaConf.to_container(compose_accepted(typed, arguments)[0], resolve=True)
     callbacks = sections_in("callbacks", config.get("callbacks"))
     with TemporaryDirectory(prefix="runner-record-") as downloads:
         target = Path(downloads) if command.row.uses_run == "rerun" else None
@@ -211,8 +210,7 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
     directory, has_all = config_dir_of(recorded, arguments, record.is_own)
     options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
     with composing():
-        kept = composable(plain, options)
-        composed = compose_conf(kept, options)
+        composed, accepted = compose_accepted(plain, options)
         code = _check(command, record, [config, OmegaConf.to_container(composed)], mirror)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
@@ -225,13 +223,13 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
         path=path,
         run_dir=None if path is None else str(run_dir),
         config=config,
-        overrides=kept,
+        overrides=accepted,
         base=base,
         run_name=record.run_name,
         config_dir=directory,
-        is_whole=has_all and kept == plain,
+        is_whole=has_all and accepted == plain,
         # This user signs the next record, so nothing by other people may get into it unseen.
-        unused=[override for override in recorded if override not in kept] if record.is_own else [],
+        unused=[override for override in recorded if override not in accepted] if record.is_own else [],
         is_own=record.is_own,
         code=code,
     )

@@ -27,6 +27,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -119,6 +120,8 @@ def preload(extras: bool) -> None:
             importlib.import_module(name)
     threads = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()} - {ARROW_THREAD}
     assert len(threads) == 1, f"a process must not be forked while it has threads: {threads}"
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # most unregister operators of torch, which would take each process 0.1 s
     gc.collect()
     gc.freeze()  # forked processes need not search the objects that exist now for garbage
 

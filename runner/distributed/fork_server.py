@@ -14,13 +14,18 @@ _PRELOAD = ["runner.distributed.server_signals", "torch", "numpy", "runner.data.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def start_fork_server() -> None:
+def start_fork_server(data: str = "") -> None:
     """Start the server, unless it is running, without waiting for it.
 
     Its imports take about as long as those of this process, so start it before importing torch. It ends after this
     process and all workers. A worker gets this process's environment and path when it starts.
+
+    Args:
+        data: the dotted name of the function that loads the data. If it is ours and its package has a module
+            `preloaded`, the server imports that too; otherwise each worker would spend seconds on it.
     """
-    forkserver.set_forkserver_preload(_PRELOAD)
+    package = data.rsplit(".", 2)[0]
+    forkserver.set_forkserver_preload([*_PRELOAD, *([f"{package}.preloaded"] if package.startswith("runner.") else [])])
     quiet = "ignore:resource_tracker:UserWarning"  # the tracker warns when it cleans up after killed processes
     with environment({"PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), quiet)))}):
         resource_tracker.ensure_running()

@@ -247,7 +247,7 @@ def start_ranks(experiment: Experiment, hydra_config: Any) -> Threads:
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
     ranks().start(processes, threads.number)
     if uses_workers(experiment):
-        start_fork_server()
+        start_fork_server(experiment.data.target)
     return threads
 
 
@@ -358,7 +358,7 @@ def follow(ranks: Ranks) -> int:
 def _follow(ranks: Ranks) -> int:
     for job in map(Job.from_message, ranks.receive()):
         if uses_workers(job.experiment):
-            start_fork_server()
+            start_fork_server(job.experiment.data.target)
         with output_to(job.log, job.is_logged_too):
             try:
                 run(job)

@@ -107,6 +107,7 @@ def test_a_killed_loop_that_continues_equals_an_uninterrupted_one(whole: Path, t
     assert SavedFolder(killed / "run", read_result(killed / "run")).status == "cut off"
     assert run_loop(killed, after=3) == 0
     assert difference(whole / "run", killed / "run").is_none
+    assert [entry["batch"] for entry in read_digests(killed / "run")] == [1, 2, 3, 4, 5, 6]
     assert result_of(killed / "run").status == "FINISHED"
     assert Record(killed / "run").began_after == 3 and (killed / "run" / "sessions" / "1").is_dir()
     losses = "SELECT step, value FROM metrics WHERE key = 'loss/train/total' ORDER BY step"

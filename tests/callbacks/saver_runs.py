@@ -1,8 +1,9 @@
-"""Small runs with a CheckpointSaver, and the checkpoints in its folder."""
+"""Tiny runs with a CheckpointSaver, and the names of their checkpoints."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from runner.data import TensorLoader
 
 
 class Model(ClassificationModel):
-    """A small classifier whose evaluations follow a script, if given."""
+    """A linear classifier; the next value of `script`, if there is one, is the loss of an evaluation."""
 
     def __init__(self, script: tuple[float, ...] = ()):
         linear = nn.Linear(3, 2)
@@ -27,6 +28,24 @@ class Model(ClassificationModel):
     def loss(self, outputs, batch):
         loss = super().loss(outputs, batch)
         return loss * 0 + self.script.pop(0) if self.script and not self.training else loss
+
+
+class WithoutTrainMetrics(Model):
+    """A model without the metrics that count a batch before the optimizer steps."""
+
+    def metrics(self, train: bool) -> Mapping[str, Any]:
+        return {} if train else super().metrics(train)
+
+
+class SendSignal(Callback):
+    """Sends a signal to this process at BATCH_START after `batch` trained batches."""
+
+    def __init__(self, batch: int, number: int):
+        self.batch, self.number = batch, number
+
+    def batch_start(self, state, logger):
+        if state.timestamp.batch == self.batch:
+            os.kill(os.getpid(), self.number)
 
 
 def make_trainer(run_dir: Path, saver: CheckpointSaver, *others: Callback, script=(), **arguments: Any) -> Trainer:
@@ -52,7 +71,7 @@ def fit(run_dir: Path, saver: CheckpointSaver, *others: Callback, **arguments: A
 
 
 def saved(run_dir: Path) -> set[str]:
-    """Return the names in the folder without links, after checking that all are complete checkpoints."""
+    """Return the names of the run's checkpoints, after asserting that all are complete."""
     folder = run_dir / "checkpoints"
     names = {path.name for path in folder.iterdir() if not path.is_symlink()}
     assert all(is_complete(folder / name) for name in names)
@@ -60,4 +79,11 @@ def saved(run_dir: Path) -> set[str]:
 
 
 def target(run_dir: Path, link: str) -> str:
+    """Return the name of the checkpoint to which `latest` or `best` points."""
     return os.readlink(run_dir / "checkpoints" / link)
+
+
+def assert_equal_weights(trainer: Trainer, expected: Trainer) -> None:
+    """Assert that two runs have the same weights, bit for bit."""
+    weights = [dict(run.state.unwrapped_model.state_dict()) for run in (trainer, expected)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)

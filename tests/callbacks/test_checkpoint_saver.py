@@ -1,4 +1,4 @@
-"""When checkpoints are written, synchronously or not, and their contents."""
+"""When checkpoints are written, in the background or not, and what they contain."""
 
 from __future__ import annotations
 
@@ -29,26 +29,18 @@ from runner.checkpoints.hashing import digest
         (0, 1, {"ep4-ba16"}),
     ],
 )
-def test_checkpoints_come_at_the_interval_and_at_the_end(tmp_path, interval, keep: int, names: set, asynchronous: bool):
+def test_checkpoints_are_written_at_the_interval_and_at_the_end(
+    tmp_path, interval, keep: int, names: set, asynchronous: bool
+):
     fit(tmp_path, CheckpointSaver(interval, keep=keep, asynchronous=asynchronous))
     assert saved(tmp_path) == names
     assert target(tmp_path, "latest") == "ep4-ba16"
 
 
-def test_a_batch_is_saved_once_however_many_events_it_is_due_at(tmp_path):
-    class Batches(Callback):
-        """Keeps the batches of all checkpoints that ever existed, by name."""
-
-        def __init__(self):
-            self.seen: dict[str, int] = {}
-
-        def close(self, state, logger):
-            for path in (state.run_dir / "checkpoints").glob("ep*"):
-                self.seen[path.name] = read_file(path, "state.pt")["timestamp"]["batch"]
-
-    batches = Batches()
-    fit(tmp_path, CheckpointSaver("1ba", keep=-1), batches, iteration_length="2ep")
-    assert sorted(batches.seen.values()) == list(range(1, 17))
+def test_a_batch_at_the_end_of_an_epoch_and_an_iteration_is_saved_once(tmp_path):
+    fit(tmp_path, CheckpointSaver("1ba", keep=-1), iteration_length="2ep")
+    batches = [read_file(tmp_path / "checkpoints" / name, "state.pt")["timestamp"]["batch"] for name in saved(tmp_path)]
+    assert sorted(batches) == [*range(1, 17)]
 
 
 def test_the_last_checkpoint_has_the_final_metrics(tmp_path):
@@ -58,7 +50,7 @@ def test_the_last_checkpoint_has_the_final_metrics(tmp_path):
     assert state["eval_metric_values"]["eval"]["loss"] == trainer.state.eval_metric_values["eval"]["loss"]
 
 
-def test_an_epochs_end_that_stops_training_is_in_the_last_checkpoint(tmp_path):
+def test_the_last_checkpoint_includes_the_end_of_an_epoch_that_stops_training(tmp_path):
     stopper = ThresholdStopper("loss", 2.0)
     trainer = fit(tmp_path, CheckpointSaver("4ba", monitor="loss"), stopper, script=(3, 1))
     state = read_file(tmp_path / "checkpoints" / "latest", "state.pt")
@@ -67,8 +59,8 @@ def test_an_epochs_end_that_stops_training_is_in_the_last_checkpoint(tmp_path):
     assert target(tmp_path, "best") == "ep2-ba8"
 
 
-class Received(LoggerDestination):
-    """Keeps the steps whose loss has arrived."""
+class LossSteps(LoggerDestination):
+    """Keeps the steps of the training losses that were logged."""
 
     def __init__(self):
         self.steps: list[int] = []
@@ -79,20 +71,20 @@ class Received(LoggerDestination):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_batches_before_a_checkpoint_are_logged(tmp_path: Path, asynchronous: bool):
-    received, late = Received(), []
+def test_all_batches_up_to_a_checkpoint_are_logged_before_it_is_written(tmp_path: Path, asynchronous: bool):
+    logged, missing = LossSteps(), []
 
-    class Look(Callback):
+    class CountMissing(Callback):
         def batch_checkpoint(self, state, logger):
-            late.append(state.timestamp.batch - len(received.steps))
+            missing.append(state.timestamp.batch - len(logged.steps))
 
     saver = CheckpointSaver(save_interval="2ba", asynchronous=asynchronous)
-    fit(tmp_path, saver, Look(), loggers=[received], max_duration="5ep")
-    assert late[1:-1:2] == [0] * 9
-    assert received.steps == [*range(1, 21)]
+    fit(tmp_path, saver, CountMissing(), loggers=[logged])
+    assert missing[1:-1:2] == [0] * 7
+    assert logged.steps == [*range(1, 17)]
 
 
-def test_weights_only(tmp_path):
+def test_weights_only_checkpoints_have_no_training_state(tmp_path):
     fit(tmp_path, CheckpointSaver(weights_only=True))
     assert not (tmp_path / "checkpoints" / "latest" / "state.pt").exists()
     assert (tmp_path / "checkpoints" / "latest" / "model.pt").exists()
@@ -121,55 +113,46 @@ def test_arguments_are_checked(arguments: dict):
 
 
 def test_ranks_save_together_and_rank_zero_writes(run_ranks, tmp_path):
-    program = f"""
-        import torch
-        from torch import nn
-        from runner.callbacks import CheckpointSaver
-        from runner import ClassificationModel, Trainer
-        from runner.data import TensorLoader
+    def program():
+        from pathlib import Path
 
-        torch.manual_seed(0)
-        data = TensorLoader(torch.randn(10, 3), torch.arange(10) % 2, batch_size=4, shuffle=True)
-        with Trainer(
-            model=ClassificationModel(nn.Linear(3, 2), 2),
-            train_dataloader=data,
-            eval_dataloader=data,
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            max_duration="2ep",
-            device="cpu",
-            callbacks=[CheckpointSaver("2ba", keep=-1, monitor="loss")],
-            run_dir={str(tmp_path / "run")!r},
-        ) as trainer:
+        from tiny_runs import make_data, make_trainer
+
+        from runner.callbacks import CheckpointSaver
+
+        saver, data = CheckpointSaver("2ba", keep=-1, monitor="loss"), make_data(5)
+        arguments = {"train_dataloader": data, "eval_dataloader": data, "max_duration": "2ep"}
+        with make_trainer(Path("run"), saver, **arguments) as trainer:
             trainer.fit()
-    """
+
     run_ranks(program)
     assert saved(tmp_path / "run") == {"ep0-ba2", "ep1-ba4", "ep2-ba6"}
 
 
-def test_the_thread_that_writes_computes_on_one_core_and_no_other_does(tmp_path):
-    seen: dict[str, int] = {}
+def test_only_the_thread_that_writes_is_limited_to_one_core(tmp_path):
+    cores: dict[str, int] = {}
 
-    class Notes(CheckpointSaver):
+    class CountCores(CheckpointSaver):
         def _write(self, *arguments, **named):
-            seen["writer"] = torch.get_num_threads()
+            cores["writer"] = torch.get_num_threads()
             super()._write(*arguments, **named)
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        fit(tmp_path, Notes())
-        seen["training"] = torch.get_num_threads()
-        with ThreadPoolExecutor(1) as later:
-            seen["a later thread"] = later.submit(torch.get_num_threads).result()
+        fit(tmp_path, CountCores())
+        cores["training"] = torch.get_num_threads()
+        with ThreadPoolExecutor(1) as executor:
+            cores["a later thread"] = executor.submit(torch.get_num_threads).result()
     finally:
         torch.set_num_threads(before)
-    assert seen == {"writer": 1, "training": 3, "a later thread": 3}
+    assert cores == {"writer": 1, "training": 3, "a later thread": 3}
 
 
 @pytest.mark.parametrize("algorithms", [[], [EMA("2ba")]], ids=["trained", "averaged"])
 def test_training_and_later_saves_do_not_change_a_pending_write(tmp_path: Path, algorithms: list[Algorithm]):
-    class Late(CheckpointSaver):
-        """Writes a checkpoint only after the next batch is trained, and waits until training reaches the next save."""
+    class DelayedSaver(CheckpointSaver):
+        """Begins to write a checkpoint only when training has reached the next save."""
 
         waiting = False
 
@@ -182,12 +165,12 @@ def test_training_and_later_saves_do_not_change_a_pending_write(tmp_path: Path, 
             super()._wait()
             self.waiting = False
 
-    late = Late("1ba", folder="late", keep=-1, asynchronous=True)
-    fit(tmp_path, CheckpointSaver("1ba", keep=-1), late, algorithms=algorithms)
+    delayed = DelayedSaver("1ba", folder="delayed", keep=-1, asynchronous=True)
+    fit(tmp_path, CheckpointSaver("1ba", keep=-1), delayed, algorithms=algorithms, max_duration="2ep")
     names = saved(tmp_path)
-    assert len(names) == 16
+    assert len(names) == 8
     for name in names:
-        early_path, late_path = (tmp_path / folder / name for folder in ("checkpoints", "late"))
-        assert digest(read_file(early_path, "model.pt")) == digest(read_file(late_path, "model.pt"))
-        states = [read_file(path, "state.pt") for path in (early_path, late_path)]
+        paths = [tmp_path / folder / name for folder in ("checkpoints", "delayed")]
+        assert len({digest(read_file(path, "model.pt")) for path in paths}) == 1
+        states = [read_file(path, "state.pt") for path in paths]
         assert len({digest([state[key] for key in ("optimizers", "algorithms", "model")]) for state in states}) == 1

@@ -1,21 +1,27 @@
-"""Unwritable folders, signals, errors and failing ranks: the checkpoints left, and runs resumed from them."""
+"""The checkpoints that unwritable folders, signals, errors and failing ranks leave, and runs resumed from them."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from python_process import PATIENCE, wait_until
-from saver_runs import Model, fit, make_trainer, saved, target
+from saver_runs import (
+    Model,
+    SendSignal,
+    WithoutTrainMetrics,
+    assert_equal_weights,
+    fit,
+    make_trainer,
+    saved,
+    target,
+)
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -24,22 +30,22 @@ from runner.callbacks import CheckpointSaver, InMemoryLogger
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_folder_that_cannot_be_written_is_a_warning_until_it_can(tmp_path, caplog, asynchronous: bool):
+def test_an_unwritable_folder_gives_one_warning_and_is_tried_again(tmp_path, caplog, asynchronous: bool):
     class Repair(Callback):
         def epoch_start(self, state, logger):
             if state.timestamp.epoch == 3:
                 (tmp_path / "checkpoints").unlink()
 
-    (tmp_path / "checkpoints").touch()  # a file where the folder is to be; permissions do not stop root
+    (tmp_path / "checkpoints").touch()  # a file in place of the folder, because root ignores permissions
     with caplog.at_level(logging.WARNING, "runner"):
         fit(tmp_path, CheckpointSaver(asynchronous=asynchronous, keep=-1), Repair())
     (record,) = caplog.records
     assert "checkpoints/ep1-ba4 was not written" in record.getMessage()
-    assert saved(tmp_path) - {"ep3-ba12"} == {"ep4-ba16"}  # the third may still be waiting to be written when it can
+    assert saved(tmp_path) - {"ep3-ba12"} == {"ep4-ba16"}  # the third may be written after the repair
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_last_checkpoint_that_cannot_be_written_is_a_failure(tmp_path, asynchronous: bool):
+def test_a_run_fails_if_its_last_checkpoint_cannot_be_written(tmp_path, asynchronous: bool):
     (tmp_path / "checkpoints").touch()
     with (
         pytest.raises(OSError, match="the run's last checkpoint was not written: make room") as failure,
@@ -51,31 +57,17 @@ def test_a_last_checkpoint_that_cannot_be_written_is_a_failure(tmp_path, asynchr
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_leaves_a_checkpoint_of_its_batch(tmp_path, number: int, error: type):
-    class Signal(Callback):
-        def batch_start(self, state, logger):
-            if state.timestamp.batch == 5:
-                os.kill(os.getpid(), number)
-
+def test_a_signal_saves_the_current_batch(tmp_path, number: int, error: type):
     with pytest.raises(error):
-        fit(tmp_path, CheckpointSaver(), Signal())
+        fit(tmp_path, CheckpointSaver(), SendSignal(5, number))
     assert saved(tmp_path) == {"ep1-ba4", "ep1-ba6"}
     assert target(tmp_path, "latest") == "ep1-ba6"
     resumed = fit(tmp_path, CheckpointSaver(), resume_path=tmp_path)
-    whole = fit(tmp_path / "whole", CheckpointSaver())
-    for own, expected in zip(resumed.state.model.parameters(), whole.state.model.parameters(), strict=True):
-        assert torch.equal(own, expected)
-
-
-class WithoutMetrics(Model):
-    """A model whose metrics see no batch before the optimizer steps."""
-
-    def metrics(self, train: bool) -> Mapping[str, Any]:
-        return {} if train else super().metrics(train)
+    assert_equal_weights(resumed, fit(tmp_path / "whole", CheckpointSaver()))
 
 
 class FailsAt(Callback):
-    """Raises at an event of the batch after the fifth."""
+    """Raises an error at an event when five batches have been trained."""
 
     def __init__(self, event: str, error: BaseException):
         self.event, self.error = event, error
@@ -85,33 +77,33 @@ class FailsAt(Callback):
             raise self.error
 
 
-@pytest.mark.parametrize("error", [ValueError("broken data"), SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize(
-    ("event", "model"),
+    ("event", "model", "error"),
     [
-        ("before_dataloader", Model()),
-        ("after_dataloader", Model()),
-        ("before_forward", Model()),
-        ("after_forward", Model()),
-        ("after_backward", WithoutMetrics()),
-        ("after_train_batch", WithoutMetrics()),
-        ("batch_checkpoint", Model()),
+        ("before_dataloader", Model(), ValueError("broken data")),
+        ("after_dataloader", Model(), ValueError("broken data")),
+        ("before_forward", Model(), ValueError("broken data")),
+        ("before_forward", Model(), SystemExit(3)),
+        ("before_forward", Model(), KeyboardInterrupt()),
+        ("after_forward", Model(), ValueError("broken data")),
+        ("after_backward", WithoutTrainMetrics(), ValueError("broken data")),
+        ("after_train_batch", WithoutTrainMetrics(), ValueError("broken data")),
+        ("batch_checkpoint", Model(), ValueError("broken data")),
     ],
 )
-def test_an_error_leaves_a_checkpoint_of_the_batch_before(tmp_path, event: str, model: Model, error: BaseException):
+def test_an_error_saves_the_last_batch_that_was_trained(tmp_path, event: str, model: Model, error: BaseException):
     with pytest.raises(type(error)):
         fit(tmp_path, CheckpointSaver(), FailsAt(event, error), model=copy.deepcopy(model))
     assert saved(tmp_path) == {"ep1-ba4", "ep1-ba5"}
     assert target(tmp_path, "latest") == "ep1-ba5"
     resumed = fit(tmp_path, CheckpointSaver(), model=copy.deepcopy(model), resume_path=tmp_path)
     whole = fit(tmp_path / "whole", CheckpointSaver(), model=copy.deepcopy(model))
-    for own, expected in zip(resumed.state.model.parameters(), whole.state.model.parameters(), strict=True):
-        assert torch.equal(own, expected)
+    assert_equal_weights(resumed, whole)
     assert resumed.state.metric_values == whole.state.metric_values
 
 
 def with_batch_norm() -> Model:
-    model = WithoutMetrics()
+    model = WithoutTrainMetrics()
     model.module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     return model
 
@@ -119,21 +111,21 @@ def with_batch_norm() -> Model:
 @pytest.mark.parametrize(
     ("event", "model"),
     [
-        ("after_forward", with_batch_norm()),  # its statistics have seen the batch
-        ("after_backward", Model()),  # its metrics have
-        ("batch_end", WithoutMetrics()),  # the optimizer has stepped, and hooks have not all been told
-        ("eval_end", WithoutMetrics()),
+        ("after_forward", with_batch_norm()),  # running statistics include the batch
+        ("after_backward", Model()),  # metrics include the batch
+        ("batch_end", WithoutTrainMetrics()),  # the optimizer has stepped, and some hooks have not run
+        ("eval_end", WithoutTrainMetrics()),
     ],
 )
-def test_an_error_when_weights_or_metrics_are_of_no_batch_leaves_none(tmp_path, event: str, model: Model):
+def test_an_error_saves_nothing_if_only_part_of_the_state_is_updated(tmp_path, event: str, model: Model):
     with pytest.raises(ValueError, match="inside"):
         fit(tmp_path, CheckpointSaver(), FailsAt(event, ValueError("inside")), model=model, eval_interval="5ba")
     assert saved(tmp_path) == {"ep1-ba4"}
 
 
 @pytest.mark.parametrize("interval", ["5ba", "1ep"])
-def test_an_evaluation_that_failed_is_done_again(tmp_path, interval: str):
-    """The last batch is not lost; the usual cause is a mistake in a metric, found at the first evaluation."""
+def test_a_resumed_run_repeats_an_evaluation_that_failed(tmp_path, interval: str):
+    """The last batch is saved. A usual cause is a mistake in a metric, which the first evaluation shows."""
 
     class Fails(Callback):
         def eval_batch_end(self, state, logger):
@@ -141,39 +133,39 @@ def test_an_evaluation_that_failed_is_done_again(tmp_path, interval: str):
 
     with pytest.raises(ValueError, match="inside"):
         fit(tmp_path, CheckpointSaver("9ep"), Fails(), model=Model(), eval_interval=interval)
-    (left,) = saved(tmp_path)
+    (name,) = saved(tmp_path)
     memory, expected = InMemoryLogger(), InMemoryLogger()
-    resumed = fit(tmp_path, CheckpointSaver("9ep"), memory, model=Model(), eval_interval=interval, resume_path=tmp_path)
-    whole = fit(tmp_path / "whole", CheckpointSaver("9ep"), expected, model=Model(), eval_interval=interval)
+    arguments = {"model": Model(), "eval_interval": interval}
+    resumed = fit(tmp_path, CheckpointSaver("9ep"), memory, **arguments, resume_path=tmp_path)
+    whole = fit(tmp_path / "whole", CheckpointSaver("9ep"), expected, **(arguments | {"model": Model()}))
     assert resumed.state.metric_values == whole.state.metric_values
-    batch = int(left.partition("-ba")[2])
-    for key, points in expected.data.items():
+    batch = int(name.partition("-ba")[2])
+    for key in expected.data:
         if key.startswith(("metrics/eval", "loss/eval")):
-            assert [(now.batch, value) for now, value in memory.data[key]] == [
-                (now.batch, value) for now, value in points if now.batch >= batch
-            ]
+            points = zip(*expected.get_timeseries(key), strict=True)
+            assert [*zip(*memory.get_timeseries(key), strict=True)] == [point for point in points if point[0] >= batch]
 
 
-class Ends(Callback):
-    """Counts EPOCH_END events, and fails at the first one if asked to."""
+class CountEpochs(Callback):
+    """Counts EPOCH_END events, or fails at the first."""
 
     def __init__(self, key: str, fails: bool = False):
-        self.config_key, self.fails, self.heard = key, fails, 0
+        self.config_key, self.fails, self.epochs = key, fails, 0
 
     def epoch_end(self, state, logger):
         if self.fails:
             raise ValueError("inside")
-        self.heard += 1
+        self.epochs += 1
 
     def state_dict(self):
-        return {"heard": self.heard}
+        return {"epochs": self.epochs}
 
     def load_state_dict(self, state):
-        self.heard = state["heard"]
+        self.epochs = state["epochs"]
 
 
 class BrokenMetric(MulticlassAccuracy):
-    """A metric that fails when it is computed."""
+    """An accuracy whose computation fails while `fails` is True."""
 
     fails = True
 
@@ -183,44 +175,37 @@ class BrokenMetric(MulticlassAccuracy):
         return super().compute()
 
 
-class Measured(Model):
+class WithBrokenMetric(Model):
     def metrics(self, train: bool) -> dict[str, Any]:
         return {"accuracy": BrokenMetric(2)} if train else {}
 
 
-@pytest.mark.parametrize("who", ["a callback", "training's own metrics"])
-def test_a_failure_at_an_epoch_s_end_leaves_its_last_batch_and_is_made_up_for(tmp_path, monkeypatch, who: str):
-    """Callbacks that handled the event handle it once; the others handle it when the run resumes."""
+@pytest.mark.parametrize("source", ["callback", "metric"])
+def test_a_resumed_run_completes_the_end_of_an_epoch_that_failed(tmp_path, monkeypatch, source: str):
+    """Each callback handles EPOCH_END once: before the failure, or when the run resumes."""
 
     def hooks(fails: bool) -> list[Any]:
-        monkeypatch.setattr(BrokenMetric, "fails", fails and who != "a callback")
-        return [
-            Ends("a"),
-            Ends("b", fails and who == "a callback"),
-            Ends("c"),
-            CheckpointSaver("9ep"),
-            InMemoryLogger(),
-        ]
+        monkeypatch.setattr(BrokenMetric, "fails", fails and source == "metric")
+        counters = [CountEpochs("a"), CountEpochs("b", fails and source == "callback"), CountEpochs("c")]
+        return [*counters, CheckpointSaver("9ep"), InMemoryLogger()]
 
     with pytest.raises(ValueError, match="inside") as raised:
-        fit(tmp_path, *hooks(True), model=Measured())
+        fit(tmp_path, *hooks(True), model=WithBrokenMetric())
     assert saved(tmp_path) == {"ep1-ba4"}
     assert raised.value.__notes__[0].endswith("at EPOCH_END, after epoch 1 (4 batches)")
     resumed, whole = hooks(False), hooks(False)
-    resumed_state = fit(tmp_path, *resumed, model=Measured(), resume_path=tmp_path).state
-    other = fit(tmp_path / "whole", *whole, model=Measured()).state
-    for own, expected in zip(resumed_state.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(own, expected)
-    assert resumed_state.metric_values == other.metric_values and resumed_state.unfinished_hooks == {}
-    assert [hook.heard for hook in resumed[:3]] == [hook.heard for hook in whole[:3]] == [4, 4, 4]
-    logged = [
-        [(now.batch, value) for now, value in memory.data["metrics/train/accuracy"]]
-        for memory in (resumed[-1], whole[-1])
-    ]
-    assert logged[0] == logged[1][-len(logged[0]) :] and len(logged[0]) == (3 if who == "a callback" else 4)
+    resumed_run = fit(tmp_path, *resumed, model=WithBrokenMetric(), resume_path=tmp_path)
+    whole_run = fit(tmp_path / "whole", *whole, model=WithBrokenMetric())
+    assert_equal_weights(resumed_run, whole_run)
+    assert resumed_run.state.metric_values == whole_run.state.metric_values
+    assert resumed_run.state.unfinished_hooks == {}
+    assert [hook.epochs for hook in resumed[:3]] == [hook.epochs for hook in whole[:3]] == [4, 4, 4]
+    epochs = 3 if source == "callback" else 4  # the metric was logged before the callback failed
+    series, expected = (hooks[-1].get_timeseries("metrics/train/accuracy") for hooks in (resumed, whole))
+    assert series == tuple(values[-epochs:] for values in expected)
 
 
-def test_an_algorithm_that_fails_at_an_epoch_s_end_leaves_none(tmp_path):
+def test_an_algorithm_that_fails_at_the_end_of_an_epoch_leaves_no_checkpoint(tmp_path):
     class Fails(Algorithm):
         def epoch_end(self, state, logger):
             raise ValueError("inside")
@@ -230,7 +215,9 @@ def test_an_algorithm_that_fails_at_an_epoch_s_end_leaves_none(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_an_error_at_the_start_of_an_epoch_leaves_none_that_would_start_it_twice(tmp_path):
+def test_an_error_at_the_start_of_an_epoch_leaves_no_checkpoint(tmp_path):
+    """A run resumed from it would start the epoch twice."""
+
     class Fails(Callback):
         def epoch_start(self, state, logger):
             if state.timestamp.epoch == 2:
@@ -242,15 +229,17 @@ def test_an_error_at_the_start_of_an_epoch_leaves_none_that_would_start_it_twice
 
 
 @pytest.mark.parametrize(("with_metrics", "expected"), [(False, {"ep0-ba2"}), (True, set())])
-def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
+def test_when_another_rank_fails_rank_zero_saves_unless_metrics_need_all_ranks(
     run_ranks, tmp_path: Path, with_metrics: bool, expected: set[str]
 ):
     program = f"""
-        import torch
+        from pathlib import Path
+
+        from tiny_runs import make_trainer
         from torch import nn
+
+        from runner import Callback, ClassificationModel, get_global_rank
         from runner.callbacks import CheckpointSaver
-        from runner import Callback, ClassificationModel, Trainer, get_global_rank
-        from runner.data import TensorLoader
 
         class Model(ClassificationModel):
             def metrics(self, train):
@@ -261,15 +250,7 @@ def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
                 if get_global_rank() == 1 and state.timestamp.batch == 2:
                     raise ValueError("of rank 1")
 
-        torch.manual_seed(0)
-        with Trainer(
-            model=Model(nn.Linear(3, 2), 2),
-            train_dataloader=TensorLoader(torch.randn(16, 3), torch.arange(16) % 2, batch_size=4, shuffle=True),
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            device="cpu",
-            callbacks=[CheckpointSaver(), Fails()],
-            run_dir={str(tmp_path / "run")!r},
-        ) as trainer:
+        with make_trainer(Path("run"), CheckpointSaver(), Fails(), model=Model(nn.Linear(3, 2), 2)) as trainer:
             trainer.fit()
     """
     ranks = run_ranks(program, check=False)
@@ -278,7 +259,7 @@ def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
     assert {path.name for path in tmp_path.glob("run/checkpoints/ep*")} == expected
 
 
-def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_path):
+def test_close_waits_for_the_pending_write_even_if_it_is_interrupted(tmp_path):
     closing = threading.Event()
 
     class Slow(CheckpointSaver):
@@ -296,10 +277,10 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
             if name == "ep1-ba4":
                 closing.wait(PATIENCE)
                 before = self.waits_at_start
-                wait_until(lambda: self.waits == before + 1)  # for this very write
+                wait_until(lambda: self.waits == before + 1)  # `close` waits for this write
                 handler, main = signal.getsignal(signal.SIGINT), threading.main_thread().ident
                 assert main is not None
-                # The second signal interrupts the wait. A signal just before the wait is handled with the next one.
+                # Interrupt the wait. A signal that comes just before the wait is handled only with the next one.
                 while self.waits < before + 2 and signal.getsignal(signal.SIGINT) == handler:
                     signal.pthread_kill(main, signal.SIGINT)
                     time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Checkpoints kept and removed, by age and by metric, and other files, which are left alone."""
+"""Which checkpoints are kept, by age and by metric; other files are left alone."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from runner.data import TensorLoader
         ((3, 1, 2, 4), "min", ["ep2-ba8", "ep3-ba12"]),
     ],
 )
-def test_the_best_are_kept_beside_the_newest(tmp_path, script, mode, best: list[str]):
+def test_the_best_checkpoints_are_kept_beside_the_newest(tmp_path, script, mode, best: list[str]):
     fit(tmp_path, CheckpointSaver(keep=1, monitor="loss", mode=mode, keep_best=len(best)), script=script)
     assert saved(tmp_path) == {*best, "ep4-ba16"}
     assert target(tmp_path, "best") == best[0]
 
 
-def test_a_metric_of_earlier_weights_makes_nothing_the_best(tmp_path):
-    # Evaluated at batches 4, 8, 12 and 16, the last before the checkpoint of that batch is written.
+def test_a_metric_of_earlier_weights_does_not_rank_a_checkpoint(tmp_path):
+    # Evaluations follow batches 4, 8, 12 and 16; only the last one comes before the checkpoint of its batch.
     fit(tmp_path, CheckpointSaver("3ba", keep=1, monitor="loss", keep_best=9), script=(1, 1, 9, 10))
     assert saved(tmp_path) == {"ep4-ba16"}
     assert target(tmp_path, "best") == "ep4-ba16"
 
 
 @pytest.mark.parametrize("monitor", ["Accuracy", "test/loss", "MulticlassAccuracy"])
-def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(tmp_path, monitor: str):
+def test_the_error_for_an_unknown_metric_lists_the_metrics(tmp_path, monitor: str):
     inputs = TensorLoader(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64), batch_size=2, shuffle=False)
     evaluators = [Evaluator("first", inputs), Evaluator("second", inputs)]
     with pytest.raises(ValueError, match=rf"monitor='{monitor}' .*'first/loss'.*'second/MulticlassAccuracy'"):
@@ -44,7 +44,7 @@ def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(tmp_path, mon
     fit(tmp_path, CheckpointSaver(monitor="second/MulticlassAccuracy"), eval_dataloader=evaluators)
 
 
-def test_two_savers_need_a_folder_each(tmp_path):
+def test_two_savers_cannot_share_a_folder(tmp_path):
     with pytest.raises(ValueError, match="checkpoint_saver and checkpoint_saver_2 both save there"):
         fit(tmp_path, CheckpointSaver(), CheckpointSaver("2ba", folder="./checkpoints"))
     fit(tmp_path, CheckpointSaver(keep=1), CheckpointSaver(folder="best", keep=1, monitor="loss", mode="max"))
@@ -52,7 +52,7 @@ def test_two_savers_need_a_folder_each(tmp_path):
     assert is_complete(tmp_path / "best" / "best") and is_complete(tmp_path / "best" / "latest")
 
 
-def test_another_runs_checkpoints_are_not_written_over_unasked(tmp_path):
+def test_another_runs_checkpoints_are_replaced_only_with_overwrite(tmp_path):
     fit(tmp_path, CheckpointSaver())
     with pytest.raises(FileExistsError, match="overwrite=True"):
         fit(tmp_path, CheckpointSaver())

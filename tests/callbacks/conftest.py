@@ -10,12 +10,12 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
-    sys.path.append(str(HERE))  # tests import `mlflow_runs` from here
+    sys.path.append(str(HERE))  # for imports of helper modules
 
 
 @pytest.fixture
 def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, which has an empty default store."""
+    """The working directory of a test, with an empty MLflow store."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
     shutil.copy(empty_store, tmp_path / "outputs" / "mlflow.db")

@@ -1,4 +1,4 @@
-"""A tiny run that logs the same numbers each time, to any destinations."""
+"""A tiny deterministic run, for tests of logger destinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that log to MLflow without training, and queries of its store."""
+"""Runs that log to MLflow without training, and queries of the MLflow store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def query(sql: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def change(sql: str) -> None:
-    """Change the default store as a user of the UI does."""
+    """Change the default store, as a user of MLflow's UI might."""
     stores.change(Path("outputs/mlflow.db"), sql)
 
 
@@ -52,7 +52,7 @@ def make_state(run_dir: str | Path, **fields: Any) -> State:
 def logging_to(
     destination: MLflowLogger, run_dir: str | Path, saved: dict[str, Any] | None = None, **fields: Any
 ) -> Iterator[tuple[State, Logger]]:
-    """Run a destination from INIT to the end, with the error of the block, if any; `saved` is state of a checkpoint."""
+    """Yield the state and logger of a run, which fails if the block does; `saved` is the logger's checkpoint state."""
     state = make_state(run_dir, **fields)
     logger = Logger(state, [destination], interval=0.02)
     destination.init(state, logger)

@@ -11,7 +11,11 @@ from runner import Model
 
 
 class Scripted(Model):
-    """Learns nothing; at each evaluation its loss is the next number of a script, and its metric minus that number."""
+    """A model that learns nothing, with scripted values in place of results.
+
+    The loss of an evaluation batch is the next value of `script`, and its metric is minus that value. The metric of a
+    training batch is the next value of `train_script`.
+    """
 
     def __init__(self, script: Sequence[float], train_script: Sequence[float] = ()):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models that runs logged to MLflow: where they are, loaded, and behind a server."""
+"""Find, load and serve the model that a run logged to MLflow."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the folder of the model that a run in this working directory logged."""
+    """Return the folder of the model that a run logged; `folder` is the working directory of the run."""
     return next((folder / "outputs" / "mlartifacts").rglob("MLmodel")).parent
 
 
 def load(folder: Path) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow warns about itself when it is imported
+        warnings.simplefilter("ignore")  # importing MLflow causes warnings
         import mlflow.pyfunc
 
     return mlflow.pyfunc.load_model(str(model_folder(folder)))
@@ -33,8 +33,8 @@ def load(folder: Path) -> Any:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Callable[[Any], tuple[int, Any]]]:
-    """Serve the model, and yield a function that returns the status and the answer to a request."""
-    # A torchvision whose operators do not load, as with a CPU build of torch, would keep transformers from loading.
+    """Serve the model, and yield a function that posts rows and returns the status and content of the response."""
+    # The import of transformers fails if torchvision's operators do not load, as with a CPU build of torch.
     (folder / "site").mkdir()
     prepare = "from runner.libraries.targets import prepare_import\nprepare_import('transformers')\n"
     (folder / "site" / "sitecustomize.py").write_text(prepare)
@@ -49,13 +49,13 @@ def serving(folder: Path) -> Iterator[Callable[[Any], tuple[int, Any]]]:
         [*command, "--env-manager", "local", "-h", "127.0.0.1"], env=environment, start_new_session=True
     )
     try:
-        yield lambda rows: _ask(port, rows)
+        yield lambda rows: _post(port, rows)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(60)
 
 
-def _ask(port: int, rows: Any) -> tuple[int, Any]:
+def _post(port: int, rows: Any) -> tuple[int, Any]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/invocations", json.dumps(rows).encode(), {"Content-Type": "application/json"}
     )

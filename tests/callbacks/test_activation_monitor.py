@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import scipy.stats
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Algorithm, Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
@@ -17,14 +18,14 @@ from runner.data import TensorLoader
 from runner.models import GPT
 
 
-class Keep(Callback):
-    """Keeps the batches as they are trained."""
+class KeepInputs(Callback):
+    """Keeps the inputs of each microbatch."""
 
     def __init__(self):
-        self.batches: list[Any] = []
+        self.inputs: list[Any] = []
 
     def before_forward(self, state, logger):
-        self.batches.append(state.microbatch[0].clone())
+        self.inputs.append(state.microbatch[0].clone())
 
 
 def make_trainer(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger]:
@@ -35,13 +36,10 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMem
         "model": ClassificationModel(network, 3),
         "train_dataloader": TensorLoader(torch.randn(40, 6), torch.arange(40) % 3, batch_size=4, shuffle=True),
         "eval_dataloader": TensorLoader(torch.randn(4, 6), torch.arange(4) % 3, batch_size=4, shuffle=False),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "10ba",
-        "callbacks": callbacks,
         "loggers": [memory],
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments)), memory
+    return tiny_trainer(*callbacks, **(defaults | arguments)), memory
 
 
 def fit(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger]:
@@ -52,6 +50,7 @@ def fit(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger
 
 
 def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
+    """Return the logged statistics by batch and key."""
     results: dict[int, dict[str, float]] = {}
     for key, series in memory.data.items():
         for timestamp, value in series:
@@ -60,7 +59,7 @@ def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
     return results
 
 
-def test_statistics_are_those_of_numpy_and_scipy():
+def test_statistics_equal_those_of_numpy_and_scipy():
     values = torch.randn(3, 4, 50, dtype=torch.float64).exp()
     results = {name: value.item() for name, value in statistics(values).items()}
     array = values.numpy()
@@ -70,49 +69,49 @@ def test_statistics_are_those_of_numpy_and_scipy():
     assert results["max"] == pytest.approx(array.max(-1).mean())
 
 
-def test_constant_rows_have_no_kurtosis():
+def test_kurtosis_ignores_constant_rows_and_scale():
     values = torch.rand(2, 50, dtype=torch.float64)  # uniform, whose kurtosis is far from 0
     with_constant = torch.cat([values, torch.ones(3, 50, dtype=torch.float64)])
     assert statistics(with_constant)["kurtosis"].item() == pytest.approx(statistics(values)["kurtosis"].item())
     assert math.isnan(statistics(torch.ones(3, 50))["kurtosis"].item())
-    assert math.isnan(statistics(torch.full((3, 50), 0.1))["kurtosis"].item())  # whose sum is rounded
-    spoilt = torch.cat([values, torch.full((1, 50), math.nan, dtype=torch.float64)])
-    assert all(math.isnan(value.item()) for value in statistics(spoilt).values())
+    assert math.isnan(statistics(torch.full((3, 50), 0.1))["kurtosis"].item())  # the sum of a row is rounded
+    with_nan = torch.cat([values, torch.full((1, 50), math.nan, dtype=torch.float64)])
+    assert all(math.isnan(value.item()) for value in statistics(with_nan).values())
     for small in (1e-9 * values.float(), 1e-16 * values.float(), 1e-100 * values):
         assert statistics(small)["kurtosis"].item() == pytest.approx(statistics(values)["kurtosis"].item(), rel=1e-4)
 
 
-def test_16_bits_are_counted_in_32():
+def test_statistics_of_float16_are_computed_in_float32():
     results = statistics(torch.full((2, 4096), 300.0, dtype=torch.float16))
     assert results["l2_norm"].item() == pytest.approx(300 * 64)
     assert results["average"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("arguments", [{}, {"grad_accum": 2}], ids=["batch", "microbatches"])
-def test_inputs_and_outputs_of_each_module_are_seen(arguments: dict):
-    keep = Keep()
+def test_inputs_and_outputs_of_each_module_are_logged(arguments: dict):
+    keep = KeepInputs()
     trainer, memory = fit(keep, ActivationMonitor("7ba"), optimizers=lambda p: torch.optim.SGD(p, lr=0.0), **arguments)
     _, _, first, _, third = trainer.state.unwrapped_model.modules()
-    inputs = keep.batches[6 * arguments.get("grad_accum", 1)]  # the first microbatch of the seventh batch
-    before = first(inputs)
-    hidden = before.relu()
+    inputs = keep.inputs[6 * arguments.get("grad_accum", 1)]  # the first microbatch of the seventh batch
+    before_relu = first(inputs)
+    hidden = before_relu.relu()
     outputs = third(hidden)
     expected = {
         "module_input.0": inputs,
         "module.0_input.0": inputs,
-        "module.0_output.0": before,
-        "module.1_input.0": before,  # though it is changed in place
+        "module.0_output.0": before_relu,
+        "module.1_input.0": before_relu,  # although ReLU changes it in place
         "module.1_output.0": hidden,
         "module.2_input.0": hidden,
         "module.2_output.0": outputs,
         "module_output.0": outputs,
     }
-    by_hand = {
-        f"activations/{name}/{place}": value.item()
-        for place, tensor in expected.items()
+    results = {
+        f"activations/{name}/{tensor_name}": value.item()
+        for tensor_name, tensor in expected.items()
         for name, value in statistics(tensor).items()
     }
-    assert logged(memory) == {7: pytest.approx(by_hand, rel=1e-5, nan_ok=True)}
+    assert logged(memory) == {7: pytest.approx(results, rel=1e-5, nan_ok=True)}
 
 
 @pytest.mark.parametrize(
@@ -126,21 +125,21 @@ def test_inputs_and_outputs_of_each_module_are_seen(arguments: dict):
         ("99ba", []),
     ],
 )
-def test_the_batch_that_completes_the_interval_is_looked_at(interval: Any, steps: list[int]):
+def test_the_batch_that_completes_an_interval_is_logged(interval: Any, steps: list[int]):
     loader = TensorLoader(torch.randn(20, 6), torch.arange(20) % 3, batch_size=4, shuffle=True)
     _, memory = fit(ActivationMonitor(interval), train_dataloader=loader, max_duration="12ba")
     assert [*logged(memory)] == steps
 
 
-def test_by_default_it_looks_often_at_first_and_rarely_later():
+def test_the_default_interval_is_25_batches_and_100_after_batch_1000():
     trainer, memory = make_trainer(ActivationMonitor(), eval_dataloader=None, max_duration="980ba")
     with trainer:
         trainer.fit()
-        trainer.fit(duration="230ba")  # goes on at batch 980
+        trainer.fit(duration="230ba")  # continues at batch 980
     assert [*logged(memory)] == [*range(25, 1001, 25), 1100, 1200]
 
 
-def test_a_callback_that_looks_changes_no_number():
+def test_monitoring_does_not_change_training_and_leaves_no_hooks():
     weights = []
     for callbacks in ([], [ActivationMonitor("1ba")]):
         trainer, _ = fit(*callbacks)
@@ -150,7 +149,7 @@ def test_a_callback_that_looks_changes_no_number():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
-def test_modules_are_left_out_by_class():
+def test_modules_are_ignored_by_class_name():
     _, memory = fit(ActivationMonitor("10ba", ["ReLU", "Sequential"]))
     (results,) = logged(memory).values()
     assert {key.split("/")[2].split("_")[0] for key in results} == {"module.0", "module.2"}
@@ -158,7 +157,7 @@ def test_modules_are_left_out_by_class():
         fit(ActivationMonitor(ignore_module_types=["Relu"]))
 
 
-def test_a_language_models_tokens_are_passed_over():
+def test_tensors_of_integers_such_as_tokens_are_not_logged():
     tokens = torch.randint(16, (8, 9))
     _, memory = fit(
         ActivationMonitor("1ba"),
@@ -170,16 +169,16 @@ def test_a_language_models_tokens_are_passed_over():
         max_duration="1ba",
     )
     (results,) = logged(memory).values()
-    places = {key.removeprefix("activations/max/") for key in results if "/max/" in key}
-    assert places == {"module.0_output.0", "module.1_input.0", "module.1_output.0", "module_output.0"}
+    names = {key.removeprefix("activations/max/") for key in results if "/max/" in key}
+    assert names == {"module.0_output.0", "module.1_input.0", "module.1_output.0", "module_output.0"}
 
 
-def test_tensors_are_numbered_wherever_they_are():
+def test_tensors_in_containers_and_keyword_arguments_are_numbered():
     class Pair(nn.Module):
         def forward(self, x, *, scale):
             return {"whole": x.long(), "parts": [x * scale, x]}
 
-    class Net(nn.Module):
+    class Network(nn.Module):
         def __init__(self):
             super().__init__()
             self.pair = Pair()
@@ -187,16 +186,16 @@ def test_tensors_are_numbered_wherever_they_are():
 
         def forward(self, x):
             x = self.pair(x, scale=torch.ones(6))["parts"][0]
-            return self.out(self.pair(x, scale=torch.zeros(6))["parts"][1])  # called twice: the first time counts
+            return self.out(self.pair(x, scale=torch.zeros(6))["parts"][1])  # only the first call is logged
 
-    _, memory = fit(ActivationMonitor("10ba"), model=ClassificationModel(Net(), 3))
+    _, memory = fit(ActivationMonitor("10ba"), model=ClassificationModel(Network(), 3))
     (results,) = logged(memory).values()
-    places = {key.removeprefix("activations/max/") for key in results if "/max/module.pair" in key}
-    assert places == {f"module.pair_{tensor}" for tensor in ("input.0", "input.1", "output.1", "output.2")}
+    names = {key.removeprefix("activations/max/") for key in results if "/max/module.pair" in key}
+    assert names == {f"module.pair_{tensor}" for tensor in ("input.0", "input.1", "output.1", "output.2")}
     assert results["activations/max/module.pair_output.1"] > 0
 
 
-def test_a_resumed_run_looks_at_the_same_batches(tmp_path):
+def test_a_resumed_run_logs_the_same_batches(tmp_path):
     _, memory = fit(ActivationMonitor("4ba"))
     whole = logged(memory)
     first, _ = make_trainer(ActivationMonitor("4ba"))
@@ -217,7 +216,7 @@ class Block(nn.Module):
 
 
 def blocks(*others: Any) -> ClassificationModel:
-    class Two(nn.Module):
+    class Network(nn.Module):
         def __init__(self):
             super().__init__()
             self.blocks = nn.Sequential(*(nn.Sequential(Block(), nn.ReLU()) for _ in range(4)), *others)
@@ -226,11 +225,11 @@ def blocks(*others: Any) -> ClassificationModel:
         def forward(self, inputs):
             return self.head(self.blocks(inputs))
 
-    return ClassificationModel(Two(), 3)
+    return ClassificationModel(Network(), 3)
 
 
-class Compiles(Algorithm):
-    """Compiles one module after loading."""
+class CompileBlock(Algorithm):
+    """Compiles one block at AFTER_LOAD."""
 
     def after_load(self, state, logger):
         state.unwrapped_model.get_submodule("module.blocks.1.0").compile()
@@ -238,7 +237,7 @@ class Compiles(Algorithm):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "modules"),
     [
         (lambda: {"compile": True}, "the model:"),
         (lambda: {"algorithms": Compile(scope="model")}, "the model:"),
@@ -246,35 +245,28 @@ class Compiles(Algorithm):
             lambda: {"algorithms": Compile(), "model": LanguageModel(GPT(n_layers=4))},
             r"module.blocks.0, .* and 1 more:",
         ),
-        (lambda: {"algorithms": Compiles(), "model": blocks()}, "module.blocks.1.0:"),
+        (lambda: {"algorithms": CompileBlock(), "model": blocks()}, "module.blocks.1.0:"),
         (lambda: {"model": blocks(torch.compile(Block()))}, "module.blocks.4:"),
     ],
 )
-def test_compiled_modules_are_refused(arguments: Callable[[], dict[str, Any]], named: str):
-    with pytest.raises(ValueError, match=f"ActivationMonitor needs modules that are not compiled, unlike {named}"):
+def test_compiled_modules_are_refused(arguments: Callable[[], dict[str, Any]], modules: str):
+    with pytest.raises(ValueError, match=f"ActivationMonitor needs modules that are not compiled, unlike {modules}"):
         fit(ActivationMonitor(), **arguments())
 
 
-def test_ranks_log_the_share_of_rank_zero(run_ranks):
+def test_each_rank_logs_statistics_of_its_own_samples(run_ranks):
     def program():
         import torch
-        from torch import nn
+        from tiny_runs import tiny_trainer
 
-        from runner import ClassificationModel, Trainer
         from runner.callbacks import ActivationMonitor, InMemoryLogger
         from runner.data import TensorLoader
 
         memory = InMemoryLogger()
-        inputs = torch.tensor([1.0, 2.0]).repeat(6)[:, None].expand(12, 5)  # the first sample is the first rank's
-        with Trainer(
-            model=ClassificationModel(nn.Linear(5, 3), 3),
-            train_dataloader=TensorLoader(inputs, torch.arange(12) % 3, batch_size=2, shuffle=False),
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            max_duration="1ep",
-            device="cpu",
-            callbacks=[ActivationMonitor("3ba")],
-            loggers=[memory],
-        ) as trainer:
+        inputs = torch.tensor([1.0, 2.0]).repeat(6)[:, None].expand(12, 3)  # rank 0 has the samples of 1.0
+        data = TensorLoader(inputs, torch.arange(12) % 2, batch_size=2, shuffle=False)
+        monitor = ActivationMonitor("3ba")
+        with tiny_trainer(monitor, train_dataloader=data, max_duration="1ep", loggers=[memory]) as trainer:
             trainer.fit()
             print(memory.get_timeseries("activations/average/module_input.0"))
 
@@ -289,6 +281,6 @@ def test_arguments_are_checked(name: str, value: str):
         ActivationMonitor(**{name: value})
 
 
-def test_an_interval_that_is_no_number_of_batches_is_refused():
+def test_a_fraction_of_a_duration_in_samples_is_refused():
     with pytest.raises(ValueError, match=r"interval='0.1dur': .* \(max_duration='100sp', 10 batches an epoch\)"):
         fit(ActivationMonitor("0.1dur"), max_duration="100sp")

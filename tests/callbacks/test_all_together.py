@@ -1,4 +1,4 @@
-"""All callbacks at once, from the command line: their logs and messages, also after a kill."""
+"""All callbacks in one run from the command line: their logs, files and messages, also after a kill and a resume."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ import stores
 from runner.callbacks import __all__ as SHIPPED
 from runner.core.ordering import snake_case
 
-BUILT_IN = {"mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"}
-OF_OTHER_RUNS = {"load_checkpoint", "sweep_pruner"}
-OTHERS = sorted({snake_case(name) for name in SHIPPED} - BUILT_IN - OF_OTHER_RUNS)
-GIVEN = (
-    f"+callbacks=[{','.join(OTHERS)}]",
-    "callbacks.early_stopper.patience=100ep",
-)
-NEEDED = ("mlperf_logging", "onnx", "tensorboard", "wandb")
+DEFAULTS = {"mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"}
+NEED_OTHER_RUNS = {"load_checkpoint", "sweep_pruner"}
+OTHERS = sorted({snake_case(name) for name in SHIPPED} - DEFAULTS - NEED_OTHER_RUNS)
+ARGUMENTS = (f"+callbacks=[{','.join(OTHERS)}]", "callbacks.early_stopper.patience=100ep")
+PACKAGES = ("mlperf_logging", "onnx", "tensorboard", "wandb")
 
-# As the table of callbacks has them, and what the trainer logs itself. Where a name stands in braces there are several.
+# Keys that the trainer logs, and the keys in the table of callbacks. A name in braces stands for several names.
 TRAINER = """loss/train/total metrics/train/{name} loss/eval/total metrics/eval/{name}
     time/epoch time/batch time/sample time/eval/sample """
 TABLE = """throughput/batches_per_sec throughput/samples_per_sec throughput/flops_per_sec
@@ -42,30 +39,30 @@ def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 def run_folder(folder: Path) -> Path:
-    (found,) = (folder / "outputs").glob("20*/*")
-    return found
+    (run,) = (folder / "outputs").glob("20*/*")
+    return run
 
 
 def logged(folder: Path) -> Counter[tuple[str, int]]:
-    """Count MLflow's values by key and step, without the machine's load."""
+    """Count the values in MLflow by key and step, without system metrics."""
     rows = query(folder, "select key, step from metrics where key not like 'system/%'")
     return Counter((key, step) for key, step in rows)
 
 
 def fill(table: str, names: dict[str, set[str]]) -> set[str]:
-    """Return the keys of a table, with the names in braces filled in."""
+    """Return the keys of a table, with each name in braces replaced by the names of that kind."""
     keys = set()
     for key in table.split():
-        fills = [(kind, name) for kind, all_of in names.items() if f"{{{kind}}}" in key for name in all_of]
-        keys |= {key.replace(f"{{{kind}}}", name) for kind, name in fills} if fills else {key}
+        filled = {key.replace(f"{{{kind}}}", name) for kind in names if f"{{{kind}}}" in key for name in names[kind]}
+        keys |= filled or {key}
     return keys
 
 
-def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: range = range(0)) -> None:
-    """Check that MLflow has exactly the keys of the table, one value per step, and that all files agree with it.
+def check_keys(folder: Path, table: str, names: dict[str, set[str]], retrained: range = range(0)) -> None:
+    """Assert that MLflow has exactly the keys of the table, with one value per step, and that the files agree with it.
 
-    MLflow keeps the first values of retrained batches. Gauges that are read by the clock may have been read at other
-    batches then.
+    MLflow keeps the first values of retrained batches. The files may lack gauges there: they are logged at intervals of
+    time, so after a resume perhaps not for the same batches.
     """
     from tensorboard.backend.event_processing import event_accumulator
 
@@ -76,27 +73,27 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: rang
     assert {key for key, _ in counts} == expected | best
     twice = {point for point, count in counts.items() if count > 1}
     assert {key for key, _ in twice} <= {"time/remaining_estimate", "time/train", "time/val", "time/total"}
-    assert {step for _, step in twice} <= {max(step for _, step in counts)}  # after the last batch, and at the end
+    assert {step for _, step in twice} <= {max(step for _, step in counts)}  # once more at the end
     lines = [json.loads(line) for line in (run_folder(folder) / "metrics.jsonl").read_text().splitlines()]
     in_lines = {(key, line["step"]) for line in lines for key in line.get("metrics", {})}
     events = event_accumulator.EventAccumulator(str(run_folder(folder) / "tensorboard"), {"scalars": 0}).Reload()
     in_events = {(key, event.step) for key in events.Tags()["scalars"] for event in events.Scalars(key)}
-    before = {point for point in counts if point[1] in again and point[0].startswith(GAUGES)}
-    for found in (in_lines, in_events):
-        own = {point for point in found if not point[0].startswith("system/")}
-        assert own <= {*counts}
-        assert {point for point in counts if not point[0].startswith("best/")} <= own | before
+    retrained_gauges = {point for point in counts if point[1] in retrained and point[0].startswith(GAUGES)}
+    for in_file in (in_lines, in_events):
+        points = {point for point in in_file if not point[0].startswith("system/")}
+        assert points <= {*counts}
+        assert {point for point in counts if not point[0].startswith("best/")} <= points | retrained_gauges
 
 
-def check_stderr(stderr: str, *silent: str) -> None:
-    """Check that callbacks with nothing to do say so once, and that the others print nothing."""
+def check_stderr(stderr: str, *idle: str) -> None:
+    """Assert that the callbacks with nothing to do say so once, and that the others print nothing."""
     lines = [line for line in stderr.splitlines() if not line.startswith(("saving to MLflow", '{"schema"'))]
-    assert sorted(re.sub("^(WARNING|INFO): ", "", line).split()[0].rstrip(":") for line in lines) == sorted(silent)
+    assert sorted(re.sub("^(WARNING|INFO): ", "", line).split()[0].rstrip(":") for line in lines) == sorted(idle)
 
 
 @pytest.fixture(autouse=True)
-def needed() -> None:
-    for package in NEEDED:
+def packages() -> None:
+    for package in PACKAGES:
         pytest.importorskip(package)
 
 
@@ -115,9 +112,9 @@ class Killed(Callback):
 
 
 @pytest.mark.slow
-def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any):
+def test_all_callbacks_log_each_step_once_although_the_run_is_killed(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
-    arguments = [*GIVEN, "model=mlp", "data.batch_size=100", "trainer.max_duration=5ep"]  # 12 batches an epoch
+    arguments = [*ARGUMENTS, "model=mlp", "data.batch_size=100", "trainer.max_duration=5ep"]  # 12 batches an epoch
     run_app(*arguments, "+callbacks.killed._target_=own.Killed", exit_code=-signal.SIGKILL)
     assert (run_folder(tmp_path) / "checkpoints" / "latest").resolve().name == "ep3-ba36"
     done = run_app("resume", str(run_folder(tmp_path)))
@@ -128,7 +125,7 @@ def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any
     modules = {"module", "module.layers", *(f"module.layers.{index}" for index in range(5))}
     tensors = {f"{module}_{kind}.0" for module in modules for kind in ("input", "output")}
     names = {"name": {"MulticlassAccuracy"}, "parameter": parameters, "tensor": tensors}
-    check_keys(tmp_path, TRAINER + TABLE, names, again=range(37, 41))
+    check_keys(tmp_path, TRAINER + TABLE, names, retrained=range(37, 41))
     counts = logged(tmp_path)
     assert [step for key, step in sorted(counts) if key == "lr-SGD/group0"] == [*range(1, 61)]
     assert [step for key, step in sorted(counts) if key == "l2_norm/grad/global"] == [*range(10, 61, 10)]
@@ -138,19 +135,15 @@ def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any
 
 
 @pytest.mark.slow
-def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app: Any):
+def test_all_callbacks_log_a_language_model_on_two_ranks(tmp_path: Path, run_app: Any):
     metric = "callbacks.mlperf_callback.metric_name=BitsPerByte"
     tiny = ("model.module.d_model=16", "model.module.n_layers=1", "model.module.context=32", "data.context=32")
-    tiny += (
-        "data.eval_bytes=2048",
-        "trainer.max_duration=30ba",
-        "callbacks.generate.max_new_tokens=5",
-        "trainer.eval_interval=15ba",
-    )
+    tiny += ("data.eval_bytes=2048", "callbacks.generate.max_new_tokens=5")
+    tiny += ("trainer.max_duration=30ba", "trainer.eval_interval=15ba")
     ranks = ("launch.nproc_per_node=2", "launch.threads=1")
-    done = run_app(*GIVEN, metric, "experiment=stdlib_lm_plain", *tiny, *ranks)
-    silent = ("image_visualizer", "memory_snapshot", "mlperf_callback", "oom_observer", "text_examples")
-    check_stderr(done.stderr, *silent)
+    done = run_app(*ARGUMENTS, metric, "experiment=stdlib_lm_plain", *tiny, *ranks)
+    idle = ("image_visualizer", "memory_snapshot", "mlperf_callback", "oom_observer", "text_examples")
+    check_stderr(done.stderr, *idle)
     keys = {key for key, _ in logged(tmp_path)}
     names = {
         "name": {"BitsPerByte"},
@@ -162,6 +155,6 @@ def test_a_language_model_with_all_of_them_on_two_ranks(tmp_path: Path, run_app:
     check_keys(tmp_path, table, names)
     assert len(done.stdout.splitlines()) < 40
     assert done.stdout.count("\n    1 ") >= 1  # lines of the first epoch
-    for folder, suffix in (("event_trace", "json"), ("torch_profiler", "json")):
-        files = sorted((run_folder(tmp_path) / folder).glob(f"*.{suffix}"))
+    for folder in ("event_trace", "torch_profiler"):
+        files = sorted((run_folder(tmp_path) / folder).glob("*.json"))
         assert [file.name[:5] for file in files] == ["rank0", "rank1"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -68,15 +69,15 @@ def test_events_are_shown_on_request(tmp_path, capsys):
     assert "console_summary" not in text
 
 
-@pytest.mark.parametrize(("rows", "whole", "said"), [(1, True, "eval 1 sample"), (5, False, "eval 2 batches")])
-def test_the_head_says_how_much_is_evaluated(tmp_path, capsys, rows: int, whole: bool, said: str):
-    loader = TensorLoader(torch.zeros(rows, 3), torch.zeros(rows, dtype=torch.int64), batch_size=3, shuffle=False)
-    with make_trainer(tmp_path, eval_dataloader=loader if whole else [*loader], max_duration="1ba") as trainer:
+@pytest.mark.parametrize(("samples", "as_list", "text"), [(1, False, "eval 1 sample"), (5, True, "eval 2 batches")])
+def test_the_header_has_the_size_of_the_evaluation(tmp_path, capsys, samples: int, as_list: bool, text: str):
+    loader = TensorLoader(torch.zeros(samples, 3), torch.zeros(samples).long(), batch_size=3, shuffle=False)
+    with make_trainer(tmp_path, eval_dataloader=[*loader] if as_list else loader, max_duration="1ba") as trainer:
         trainer.fit()
-        assert capsys.readouterr().out.splitlines()[2] == f"1ba; train 12 samples in 3 batches of 4; {said}"
+        assert capsys.readouterr().out.splitlines()[2] == f"1ba; train 12 samples in 3 batches of 4; {text}"
 
 
-def test_the_head_says_how_many_samples_are_left_out(tmp_path, capsys):
+def test_the_header_says_how_many_of_the_samples_are_used(tmp_path):
     data = torch.utils.data.TensorDataset(torch.zeros(11, 3), torch.zeros(11, dtype=torch.int64))
     evaluators = [
         Evaluator("dropped", TensorLoader(*data.tensors, batch_size=4, shuffle=False, drop_last=True)),
@@ -87,14 +88,14 @@ def test_the_head_says_how_many_samples_are_left_out(tmp_path, capsys):
     arguments = {"eval_dataloader": evaluators, "train_subset_num_batches": 2, "max_duration": "1ba"}
     with make_trainer(tmp_path, **arguments) as trainer:
         trainer.fit()
-        (head,) = describe_run(trainer.state, 400)[1:]
-    assert head == (
+        (line,) = describe_run(trainer.state, 400)[1:]
+    assert line == (
         "1ba; train 8 of 12 samples in 2 batches of 4; dropped 8 of 11 samples; torch 8 of 11 samples; "
         "few 4 of 11 samples; all 11 samples"
     )
 
 
-def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatch):
+def test_the_header_is_shortened_in_a_narrow_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "48")
     with make_trainer(tmp_path, max_duration="1ba") as trainer:
         trainer.fit()
@@ -115,13 +116,12 @@ def test_the_last_lines_have_the_results(tmp_path, capsys):
         capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
     assert lines == [line.rstrip() for line in lines]
-    cells = [re.split(" {2,}", line) for line in lines]
-    rows = {name: rest for name, *rest in cells}
+    rows = {name: cells for name, *cells in (re.split(" {2,}", line) for line in lines)}
     for name, key in (("loss", "loss/eval/total"), ("MulticlassAccuracy", "metrics/eval/MulticlassAccuracy")):
         series = memory.data[key]
         best = (min if name == "loss" else max)(value for _, value in series)
-        at = next(timestamp for timestamp, value in series if value == best)
-        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", f"epoch {at.epoch}"]
+        epoch = next(timestamp.epoch for timestamp, value in series if value == best)
+        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", f"epoch {epoch}"]
     losses = [value for _, value in memory.data["loss/train/total"]]
     assert rows["epoch loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch mean"]
     accuracy = memory.data["metrics/train/MulticlassAccuracy"][-1][1]
@@ -138,7 +138,7 @@ def test_the_last_lines_have_the_results(tmp_path, capsys):
     ]
 
 
-def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys):
+def test_the_last_lines_show_metrics_of_single_classes_after_other_metrics(tmp_path, capsys):
     class PerClass(Callback):
         def eval_end(self, state, logger):
             logger.log_metrics({f"metrics/eval/PerClass/{number}": 0.0 for number in range(10)})
@@ -147,9 +147,9 @@ def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys)
         trainer.fit()
         capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
-    keys = [line.partition("  ")[0] for line in lines]
-    assert keys[1:5] == ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "epoch loss"]
-    assert keys[5] == "eval/PerClass/0"
+    keys = [line.partition("  ")[0] for line in lines[1:6]]
+    others = ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "epoch loss"]
+    assert keys == [*others, "eval/PerClass/0"]
     assert "and 6 more, in the log of the run" in lines
 
 
@@ -191,81 +191,79 @@ def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypa
     assert "to start it again (no checkpoint was written): python -m runner resume run" in text
 
 
-def test_the_speed_is_that_of_the_time_without_evaluations(tmp_path, capsys, steady):
-    class Takes(Callback):
-        def batch_start(self, state, logger):
-            steady.sleep(2)
+class Sleep(Callback):
+    """Sleeps for 2 seconds in each batch, 3 in each evaluation, and 50 at FIT_END and CLOSE."""
 
-        def eval_start(self, state, logger):
-            steady.sleep(3)
+    def batch_start(self, state, logger):
+        time.sleep(2)
 
-        def fit_end(self, state, logger):
-            steady.sleep(50)  # as one may that draws pictures
+    def eval_start(self, state, logger):
+        time.sleep(3)
 
-    with make_trainer(tmp_path, Takes()) as trainer:
+    def fit_end(self, state, logger):
+        time.sleep(50)  # as if it drew pictures
+
+    close = fit_end  # as if it uploaded the last values
+
+
+@pytest.mark.usefixtures("steady")
+def test_the_speed_excludes_evaluations_and_the_end_of_the_run(tmp_path, capsys):
+    with make_trainer(tmp_path, Sleep()) as trainer:
         trainer.fit()
     lines = capsys.readouterr().out.splitlines()
     assert "trained  3 epochs, 9 batches in 27.0 s" in lines
     assert "speed    2 samples/s in the 18.0 s without evaluations" in lines
 
 
-def test_the_time_of_a_run_that_failed_is_that_of_training(tmp_path, capsys, steady):
-    class Takes(Callback):
-        def batch_start(self, state, logger):
-            steady.sleep(2)
-
-        def eval_start(self, state, logger):
-            steady.sleep(3)
-
-        def close(self, state, logger):
-            steady.sleep(50)  # as a destination may that sends its last values
-
+@pytest.mark.usefixtures("steady")
+def test_the_time_of_a_failed_run_excludes_the_end_of_the_run(tmp_path, capsys):
     with pytest.raises(RuntimeError):
-        make_trainer(tmp_path, Takes(), Fail()).fit()
+        make_trainer(tmp_path, Sleep(), Fail()).fit()
     assert "failed   in epoch 2, after 5 batches, 13.0 s" in capsys.readouterr().out.splitlines()
 
 
-def test_a_resumed_run_remembers_the_best(tmp_path, capsys):
-    class Fixed(ClassificationModel):
+def test_a_resumed_run_remembers_the_best_value(tmp_path, capsys):
+    class FixedLosses(ClassificationModel):
         def loss(self, outputs, batch):
-            values = [1.0, 3.0, 2.0]
-            return super().loss(outputs, batch) * 0 + values[trainer.state.timestamp.epoch - 1]
+            losses = [1.0, 3.0, 2.0]
+            return super().loss(outputs, batch) * 0 + losses[trainer.state.timestamp.epoch - 1]
 
-    with make_trainer(tmp_path, CheckpointSaver(), model=Fixed(nn.Linear(3, 2), 2)) as trainer:
+    model = FixedLosses(nn.Linear(3, 2), 2)
+    with make_trainer(tmp_path, CheckpointSaver(), model=model) as trainer:
         trainer.fit("2ep")
-    with make_trainer(
-        tmp_path, CheckpointSaver(), model=Fixed(nn.Linear(3, 2), 2), resume_path=tmp_path / "run"
-    ) as trainer:
+    with make_trainer(tmp_path, CheckpointSaver(), model=model, resume_path=tmp_path / "run") as trainer:
         trainer.fit()
     (row,) = (line for line in capsys.readouterr().out.splitlines()[-8:] if line.startswith("eval/loss"))
     assert row.split() == ["eval/loss", "2.0000", "1.0000", "epoch", "1"]
 
 
-@pytest.mark.parametrize(("lost", "warned"), [(range(4, 13), False), (range(4, 14), True), (range(2, 21), True)])
+@pytest.mark.parametrize(("diverged", "warned"), [(range(4, 13), False), (range(4, 14), True), (range(2, 21), True)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_lost_is_told_once(tmp_path, caplog, lost: range, warned: bool, value: float):
-    class Spoilt(ClassificationModel):
+def test_ten_batches_without_a_finite_loss_give_one_warning(
+    tmp_path, caplog, diverged: range, warned: bool, value: float
+):
+    class Diverges(ClassificationModel):
         batches = 0
 
         def loss(self, outputs, batch):
             self.batches += self.training
-            return super().loss(outputs, batch) * (value if self.batches in lost else 1.0)
+            return super().loss(outputs, batch) * (value if self.batches in diverged else 1.0)
 
-    class Still(torch.optim.SGD):
+    class FrozenSGD(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:
-            """Weights stay finite."""
+            """Keeps the weights, which therefore stay finite."""
 
-    arguments = {"model": Spoilt(nn.Linear(3, 2), 2), "optimizers": Still, "max_duration": "7ep"}
+    arguments = {"model": Diverges(nn.Linear(3, 2), 2), "optimizers": FrozenSGD, "max_duration": "7ep"}
     with make_trainer(tmp_path, **arguments) as trainer:
         trainer.fit()
     warnings = [message for message in caplog.messages if "training loss" in message]
     assert len(warnings) == warned
     if warned:
-        number = lost[0]
-        assert f"training loss is {value} since epoch {(number - 1) // 3 + 1}, batch {number}: lower" in warnings[0]
+        first = diverged[0]
+        assert f"training loss is {value} since epoch {(first - 1) // 3 + 1}, batch {first}: lower" in warnings[0]
 
 
-def test_a_run_that_never_trained_says_nothing(tmp_path, capsys):
+def test_an_evaluation_alone_prints_no_summary(tmp_path, capsys):
     with make_trainer(tmp_path) as trainer:
         trainer.eval()
     assert capsys.readouterr().out == ""

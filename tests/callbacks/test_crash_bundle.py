@@ -1,4 +1,4 @@
-"""A failed run leaves a file that reproduces the failure anywhere: same type, line and batch."""
+"""A failed run leaves a bundle that reproduces the failure elsewhere: the same type of error, line and batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.callbacks import CrashBundle
 from runner.records.run_files import unpacked
 
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "~callbacks.mlflow_logger")  # 18 batches
-CONSTRUCTED = ("init", "before_load", "after_load")
+CONSTRUCTED = ("init", "before_load", "after_load")  # events before the first batch
 HOOKS = (
     *("iteration_start", "epoch_start", "before_dataloader", "after_dataloader", "batch_start", "before_train_batch"),
     *("before_forward", "after_forward", "before_loss", "after_loss", "before_backward", "after_backward"),
@@ -40,20 +40,20 @@ from runner import Algorithm, Callback, ClassificationModel
 from runner.data import DatasetLoader
 from runner.data.images.digits import load_digits
 
-TIME = None
+TRAINED = 0  # batches
 CONSTRUCTED = ("init", "before_load", "after_load")
 
 
 def fail(place, state=None):
-    trained = (TIME or 0) if state is None else state.timestamp.batch
+    trained = TRAINED if state is None else state.timestamp.batch
     if place == PLACE and (trained >= 7 or place in CONSTRUCTED):
         raise RuntimeError(f"on purpose, in {place}")
 
 
 class Watcher(Callback):
     def batch_start(self, state, logger):
-        global TIME
-        TIME = state.timestamp.batch
+        global TRAINED
+        TRAINED = state.timestamp.batch
         fail("batch_start", state)
 
     def state_dict(self):
@@ -79,9 +79,9 @@ class Changer(Algorithm):
 class Model(ClassificationModel):
     def __init__(self):
         super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
-        self.module[1].register_forward_hook(lambda *given: fail("forward_hook"))
+        self.module[1].register_forward_hook(lambda *_: fail("forward_hook"))
         if PLACE == "backward_hook":
-            self.module[1].register_full_backward_pre_hook(lambda *given: fail("backward_hook"))
+            self.module[1].register_full_backward_pre_hook(lambda *_: fail("backward_hook"))
 
     def forward(self, batch):
         fail("forward")
@@ -108,36 +108,35 @@ def schedule(timestamp):
 
 
 class Images:
-    """Samples read by a worker, which does not know the batch."""
+    """Samples that a worker reads. It does not know the batch, so reading one of the samples fails."""
 
-    def __init__(self, images, labels, wanted):
-        self.tensors, self.wanted = (images, labels), wanted
+    def __init__(self, images, labels, failing):
+        self.tensors, self.failing = (images, labels), failing
 
     def __len__(self):
         return len(self.tensors[0])
 
     def __getitem__(self, index):
-        if PLACE == "getitem" and index == self.wanted:
+        if PLACE == "getitem" and index == self.failing:
             raise RuntimeError("on purpose, in getitem")
         return self.tensors[0][index], self.tensors[1][index], index
 
 
-def collate(wanted, samples):
-    if PLACE == "collate" and wanted in [index for _, _, index in samples]:
+def collate(failing, samples):
+    if PLACE == "collate" and failing in [index for _, _, index in samples]:
         raise RuntimeError("on purpose, in collate")
     return torch.utils.data.default_collate([sample[:2] for sample in samples])
 
 
 def load_data(batch_size, eval_batch_size, seed):
     train, evaluation, *_ = load_digits(batch_size, eval_batch_size, seed=seed)
-    wanted = train.order.permutation(0)[600]  # the first sample of the fourth batch
+    failing = train.order.permutation(0)[600]  # the first sample of the fourth batch
     if PLACE in ("getitem", "collate"):
-        images = Images(*train.tensors, int(wanted))
-        made = partial(collate, int(wanted))
-        return DatasetLoader(images, batch_size, True, seed=seed, num_workers=1, collate_fn=made), evaluation
+        images, collate_fn = Images(*train.tensors, int(failing)), partial(collate, int(failing))
+        return DatasetLoader(images, batch_size, True, seed=seed, num_workers=1, collate_fn=collate_fn), evaluation
 
     def transform(batch):
-        if PLACE == "transform" and (batch[0][0] == train.tensors[0][wanted]).all():
+        if PLACE == "transform" and (batch[0][0] == train.tensors[0][failing]).all():
             raise RuntimeError("on purpose, in transform")
         return batch
 
@@ -152,13 +151,14 @@ PARTS = (
 )
 
 
-def fails_twice(place: str, folder: Path, run_app: Any, *arguments: str) -> dict[str, Any]:
-    """Let a run fail at a place, replay its bundle in another folder, compare, and return the facts of the bundle."""
+def fail_and_replay(place: str, folder: Path, run_app: Any, *arguments: str) -> dict[str, Any]:
+    """Assert that the bundle of a run that fails at a place fails again in another folder; return its crash.json."""
     events = [hook for hook in HOOKS if hook != "batch_start"]
     (folder / "own.py").write_text(f"PLACE = {place!r}\nEVENTS = {events!r}\n{OWN}")
     first = run_app(*SMALL, *PARTS, *arguments, exit_code=1)
-    ends = first.stderr.splitlines()[-2 if place in CONSTRUCTED else -1 :]  # below it, what was being made
-    assert "python -m runner replay " in ends[0] and ends[0].endswith("run/crash.zip"), first.stderr
+    # The last line of an error before the first batch names the object that could not be made.
+    advice = first.stderr.splitlines()[-2 if place in CONSTRUCTED else -1]
+    assert "python -m runner replay " in advice and advice.endswith("run/crash.zip"), first.stderr
     other = folder / "other"
     other.mkdir()
     shutil.move(folder / "run" / "crash.zip", other)
@@ -166,43 +166,42 @@ def fails_twice(place: str, folder: Path, run_app: Any, *arguments: str) -> dict
     (folder / "own.py").unlink()
     again = run_app("replay", "crash.zip", folder=other, exit_code=1)
     assert f"on purpose, in {place}" in again.stderr, again.stderr
-    facts = json.loads(zipfile.ZipFile(other / "crash.zip").read("crash.json"))
-    same = f"\nthe failure of the run: RuntimeError at {facts['at']}, in batch {facts['batch']}"
-    assert same in again.stderr, again.stderr
-    assert facts["type"] == "RuntimeError"
+    crash = json.loads(zipfile.ZipFile(other / "crash.zip").read("crash.json"))
+    message = f"\nthe failure of the run: RuntimeError at {crash['at']}, in batch {crash['batch']}"
+    assert message in again.stderr, again.stderr
+    assert crash["type"] == "RuntimeError"
     assert os.listdir(other) == ["crash.zip"]
-    return facts
+    return crash
 
 
 @pytest.mark.parametrize("place", QUICK)
-def test_a_failure_fails_again_elsewhere(place: str, tmp_path: Path, run_app: Any):
-    facts = fails_twice(place, tmp_path, run_app)
-    known = {"init": 1, "getitem": 4, "epoch_checkpoint": 13}
-    assert facts["batch"] == known.get(place, 8)
+def test_a_bundle_reproduces_the_failure_in_another_folder(place: str, tmp_path: Path, run_app: Any):
+    batches = {"init": 1, "getitem": 4, "epoch_checkpoint": 13}
+    assert fail_and_replay(place, tmp_path, run_app)["batch"] == batches.get(place, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [hook for hook in (*HOOKS, *FUNCTIONS) if hook not in QUICK])
-def test_a_failure_anywhere_fails_again(place: str, tmp_path: Path, run_app: Any):
-    fails_twice(place, tmp_path, run_app, "trainer.iteration_length=2ep")
+def test_a_bundle_reproduces_a_failure_in_any_hook_or_function(place: str, tmp_path: Path, run_app: Any):
+    fail_and_replay(place, tmp_path, run_app, "trainer.iteration_length=2ep")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["batch_checkpoint", "epoch_checkpoint", "iteration_checkpoint", "state_dict"])
-def test_a_failure_right_after_its_checkpoint_fails_again(place: str, tmp_path: Path, run_app: Any):
+def test_a_bundle_reproduces_a_failure_right_after_a_checkpoint(place: str, tmp_path: Path, run_app: Any):
     each = ("callbacks.checkpoint_saver.save_interval=1ba", "trainer.iteration_length=2ep")
-    fails_twice(place, tmp_path, run_app, *each)
+    fail_and_replay(place, tmp_path, run_app, *each)
 
 
 @pytest.fixture
 def crashed(tmp_path: Path, run_here: Any) -> Path:
-    """Return the bundle of a run that failed in its eighth batch."""
+    """The bundle of a run that failed in its eighth batch."""
     (tmp_path / "own.py").write_text(f"PLACE = 'after_forward'\nEVENTS = ['after_forward']\n{OWN}")
     run_here(*SMALL, *PARTS, code=1)
     return tmp_path / "run" / "crash.zip"
 
 
-def test_someone_elses_bundle_needs_permission_for_each_thing(
+def test_a_strangers_bundle_needs_permission_for_its_classes_and_its_code(
     crashed: Path, tmp_path: Path, run_app: Any, monkeypatch: pytest.MonkeyPatch
 ):
     other = tmp_path / "other"
@@ -219,28 +218,29 @@ def test_someone_elses_bundle_needs_permission_for_each_thing(
     assert "the failure of the run: RuntimeError" in again
 
 
-def test_what_a_stranger_wrote_is_shown_harmless(crashed: Path, tmp_path: Path, run_here: Any):
-    texts = {"type": "\x1b[31mE", "at": ["\x1b]0;t\x07"], "message": "\x1b[2J", "batch": 10**30}
-    odd = {"packages": {"": "1", "\x1b[2Jx": "2", "torch": ["\x1b[31m"]}, "git_commit": ["\x1b[31m"], "threads": 1e9}
-    with zipfile.ZipFile(crashed) as file, zipfile.ZipFile(tmp_path / "odd.zip", "w") as other:
-        changed = {"crash.json": json.dumps(texts), "environment.json": json.dumps(odd)}
+def test_control_characters_in_a_bundle_are_escaped(crashed: Path, tmp_path: Path, run_here: Any):
+    crash = {"type": "\x1b[31mE", "at": ["\x1b]0;t\x07"], "message": "\x1b[2J", "batch": 10**30}
+    packages = {"": "1", "\x1b[2Jx": "2", "torch": ["\x1b[31m"]}
+    environment = {"packages": packages, "git_commit": ["\x1b[31m"], "threads": 1e9}
+    with zipfile.ZipFile(crashed) as file, zipfile.ZipFile(tmp_path / "changed.zip", "w") as other:
+        changed = {"crash.json": json.dumps(crash), "environment.json": json.dumps(environment)}
         for name in file.namelist():
             other.writestr(name, changed.get(name, file.read(name)))
-    error = run_here("replay", "odd.zip", code=1).err
+    error = run_here("replay", "changed.zip", code=1).err
     assert "not the failure of the run: \\x1b[31mE at " in error and "\x1b" not in error
 
 
-def test_a_run_whose_bug_is_fixed_does_not_fail(crashed: Path, tmp_path: Path, run_here: Any):
-    done = run_here("replay", "run", "~callbacks.own", code=0)  # the crash of a run is in its folder
+def test_a_replay_without_the_bug_says_that_it_did_not_fail(crashed: Path, tmp_path: Path, run_here: Any):
+    done = run_here("replay", "run", "~callbacks.own", code=0)  # a run's folder contains its bundle
     assert "warning crash  it did not fail this time; the recorded failure is RuntimeError at own.py" in done.out
     with zipfile.ZipFile(crashed) as file:
-        names = file.namelist()
-        secrets = [name for name in names if name.startswith("/") or ".." in name]
-    assert {"config.yaml", "crash.json", "code/own.py", "batch.safetensors", "signature"} <= {*names} and not secrets
+        names = {*file.namelist()}
+    assert {"config.yaml", "crash.json", "code/own.py", "batch.safetensors", "signature"} <= names
+    assert not [name for name in names if name.startswith("/") or ".." in name]
 
 
 @pytest.mark.slow
-def test_two_ranks_fail_again_on_two(tmp_path: Path, run_app: Any):
+def test_a_bundle_of_two_ranks_fails_again_on_two_ranks(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(
         f"PLACE = 'after_forward'\nEVENTS = []\n{OWN}\n"
         "class OnlyRank1(Callback):\n"
@@ -256,7 +256,7 @@ def test_two_ranks_fail_again_on_two(tmp_path: Path, run_app: Any):
     assert "on purpose, in after_forward" in again.stderr
 
 
-def test_files_that_do_not_fit_are_left_out(tmp_path: Path, run_here: Any):
+def test_a_bundle_leaves_out_files_that_exceed_max_size(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(f"PLACE = 'after_forward'\nEVENTS = ['after_forward']\n{OWN}")
     done = run_here(*SMALL, *PARTS, "callbacks.crash_bundle.max_size=0.02", code=1)
     assert "do not fit into max_size" in done.err
@@ -266,13 +266,13 @@ def test_files_that_do_not_fit_are_left_out(tmp_path: Path, run_here: Any):
     assert "after batch 0" in again.out and "the failure of the run: RuntimeError" in again.err
 
 
-def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path, run_here: Any):
+def test_resuming_a_finished_run_changes_no_files(tmp_path: Path, run_here: Any):
     run_here("model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver,crash_bundle]", "hydra.run.dir=run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert "this run has finished" in run_here("resume", "run", code=2).err
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert {*after} == {*before}
-    assert [path.name for path in before if after[path] != before[path] and path.name != "result.json"] == []
+    assert {path.name for path in before if after[path] != before[path]} <= {"result.json"}
 
 
 @pytest.mark.parametrize("max_size", [0, -1.0])
@@ -305,11 +305,11 @@ def entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_hostile_file_writes_nothing(tmp_path: Path, entries: list[zipfile.ZipInfo], message: str):
+def test_a_hostile_bundle_writes_no_files(tmp_path: Path, entries: list[zipfile.ZipInfo], message: str):
     path = tmp_path / "crash.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for entry in entries:
-            file.writestr(entry, "x")
+        for info in entries:
+            file.writestr(info, "x")
         if entries:
             file.writestr("config.yaml", "{}")
         file.writestr("signature", "x")
@@ -319,7 +319,7 @@ def test_a_hostile_file_writes_nothing(tmp_path: Path, entries: list[zipfile.Zip
     assert os.listdir(tmp_path) == ["crash.zip"]
 
 
-def test_a_bomb_and_a_torn_file_are_refused(tmp_path: Path):
+def test_a_zip_bomb_and_a_damaged_bundle_are_refused(tmp_path: Path):
     path = tmp_path / "crash.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("config.yaml", "{}")

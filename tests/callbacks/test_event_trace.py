@@ -17,17 +17,19 @@ from runner import Algorithm, Callback, ClassificationModel, Event, Trainer, sav
 from runner.callbacks import EventTrace, InMemoryLogger
 
 SLEEP = 0.005  # seconds
-TICK = 1e-6  # seconds that the virtual clock goes on with each reading
+TICK = 1e-6  # seconds by which each reading advances the virtual clock
+
+Rows = dict[tuple[str, str], dict[str, float]]
 
 
 class Slow(Callback):
-    """Sleeps at each batch, and records its events."""
+    """Sleeps at the end of each batch, and records all events."""
 
     def __init__(self):
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
 
     def run_event(self, event, state, logger):
-        self.heard.append(event)
+        self.events.append(event)
         if event is Event.BATCH_END:
             time.sleep(SLEEP)
 
@@ -45,20 +47,20 @@ class SlowOutside(Callback):
 
 
 class Clock(Callback):
-    """Measures steps from outside, from the request for a batch to its last event."""
+    """Measures training steps, from the request for a batch to BATCH_END."""
 
     def __init__(self):
         self.seconds = 0.0
 
     def before_dataloader(self, state, logger):
-        self.began = time.perf_counter()
+        self.start = time.perf_counter()
 
     def batch_end(self, state, logger):
-        self.seconds += time.perf_counter() - self.began
+        self.seconds += time.perf_counter() - self.start
 
 
 class Nothing(Algorithm):
-    @torch.no_grad()  # a decorator leaves a __wrapped__ behind
+    @torch.no_grad()  # decorated methods have the attribute __wrapped__
     def batch_start(self, state, logger):
         pass
 
@@ -70,7 +72,7 @@ class Fails(Callback):
 
 @pytest.fixture
 def ticking(steady: Any) -> None:
-    """Let a tick pass between two readings of the steady clock, so that slices nest."""
+    """Let each reading advance the virtual clock, so that slices nest."""
     steady.tick = round(1e9 * TICK)
 
 
@@ -86,13 +88,10 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
     return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
-def rows(memory: InMemoryLogger) -> dict[tuple[str, str], dict[str, float]]:
+def rows(memory: InMemoryLogger) -> Rows:
     """Return the logged table by callback and event."""
     table = memory.tables["event_trace"]
     return {(row[0], row[1]): dict(zip(table["columns"][2:], row[2:], strict=True)) for row in table["rows"]}
-
-
-Rows = dict[tuple[str, str], dict[str, float]]
 
 
 def parts(table: Rows) -> tuple[Rows, Rows]:
@@ -108,7 +107,7 @@ def slices(path: Path, category: str) -> list[dict[str, Any]]:
 
 
 def depths(path: Path) -> list[tuple[int, str]]:
-    """Return the depth and name of every slice, nested as trace viewers do."""
+    """Return the depth and name of each slice, nested as in a trace viewer."""
     nested, open_ends = [], []
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):  # a stable sort
@@ -155,21 +154,15 @@ def test_the_table_has_the_costs_of_callbacks(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("ticking")
-def test_shares_are_of_the_step_and_other_events_are_separate(tmp_path: Path):
+def test_shares_of_a_step_exclude_events_outside_of_steps(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, clock := Clock(), SlowOutside(), Slow(), EventTrace(), loggers=[memory]) as trainer:
         trainer.fit()
     inside, outside = parts(rows(memory))
     in_step = {"before_dataloader", "after_dataloader", "batch_start", "batch_end", "batch_checkpoint", "in steps"}
     assert in_step <= {event for _, event in inside}
-    assert {event for _, event in outside} >= {
-        "init",
-        "fit_start",
-        "epoch_start",
-        "epoch_end",
-        "eval_batch_end",
-        "fit_end",
-    }
+    outside_events = {"init", "fit_start", "epoch_start", "epoch_end", "eval_batch_end", "fit_end"}
+    assert outside_events <= {event for _, event in outside}
     assert sum(cells["share of step"] for cells in inside.values()) == pytest.approx(1.0)
     milliseconds = sum(cells["ms"] for cells in inside.values())
     assert milliseconds == pytest.approx(clock.seconds * 1e3 + inside["slow", "batch_end"]["ms"], abs=12 * 20e3 * TICK)
@@ -180,7 +173,7 @@ def test_shares_are_of_the_step_and_other_events_are_separate(tmp_path: Path):
 
 
 class SlowToStart:
-    """A loader with a slow start of each epoch, as if it started workers or opened files."""
+    """A loader that is slow to start an epoch, as if it started workers or opened files."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -198,7 +191,7 @@ class SlowToStart:
 
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("slow", ["train", "eval"])
-def test_the_start_of_an_epoch_and_evaluation_within_one_are_no_part_of_steps(tmp_path: Path, slow: str):
+def test_steps_exclude_the_start_of_an_epoch_and_evaluations_within_it(tmp_path: Path, slow: str):
     memory = InMemoryLogger()
     loader = {f"{slow}_dataloader": SlowToStart(20 * SLEEP)}
     with make_trainer(tmp_path, EventTrace(), loggers=[memory], eval_interval="2ba", **loader) as trainer:
@@ -215,13 +208,13 @@ def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Pa
         trainer.fit()
     path = tmp_path / "event_trace" / "rank0-ba0.json"
     assert memory.artifacts == [(str(path), "event_trace")]
-    assert [event["name"] for event in slices(path, "event")] == [*map(str, slow.heard)]
+    assert [event["name"] for event in slices(path, "event")] == [*map(str, slow.events)]
     nested = depths(path)
     assert {name for _, name in nested} >= {"nothing", "slow", "in_memory_logger", "train_metrics"}
     for name, depth, count in (
         ("fit", 0, 1),
         ("epoch", 1, 3),
-        ("dataloader", 2, 15),  # three find the end of an epoch
+        ("dataloader", 2, 15),  # three of them reach the end of an epoch
         ("batch", 2, 12),
         ("forward", 3, 24),
         ("loss", 3, 24),
@@ -232,15 +225,16 @@ def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Pa
         assert [level for level, range_name in nested if range_name == name] == [depth] * count, name
     sleeping = [event for event in slices(path, "callback") if event["name"] == "slow" and event["dur"] >= 1e6 * SLEEP]
     assert len(sleeping) == 12
-    steps, batches = slices(path, "range"), [event for event in slices(path, "range") if event["name"] == "batch"]
+    ranges = slices(path, "range")
+    batches = [event for event in ranges if event["name"] == "batch"]
     for batch, sleep in zip(batches, sleeping, strict=True):
         assert batch["ts"] < sleep["ts"] < batch["ts"] + batch["dur"]
-    short = [step["dur"] for step in steps if step["name"] in ("forward", "backward", "optimizer step")]
-    assert max(short) < 1e6 * SLEEP
+    computation = ("forward", "backward", "optimizer step")
+    assert max(event["dur"] for event in ranges if event["name"] in computation) < 1e6 * SLEEP
 
 
 class OwnStep(ClassificationModel):
-    """Does forward, loss and backward itself: AFTER_FORWARD never comes."""
+    """A model with its own training step, in which AFTER_FORWARD does not happen."""
 
     def training_step(self, state):
         loss = self.loss(self(state.batch), state.batch)
@@ -251,7 +245,7 @@ class OwnStep(ClassificationModel):
         return {}
 
 
-def test_a_range_whose_end_never_comes_is_left_out(tmp_path: Path):
+def test_a_range_without_an_end_is_left_out(tmp_path: Path):
     with make_trainer(tmp_path, EventTrace(), model=OwnStep(nn.Linear(3, 2), 2)) as trainer:
         trainer.fit()
     names = [name for _, name in depths(tmp_path / "event_trace" / "rank0-ba0.json")]
@@ -266,13 +260,13 @@ def test_the_timeline_is_bounded_and_the_table_is_not(tmp_path: Path):
     path = tmp_path / "event_trace" / "rank0-ba0.json"
     events = json.loads(path.read_text())["traceEvents"]
     assert 20 < len(events) < 120
-    assert "fit" in {name for _, name in depths(path)}  # what is open at the end is closed there
+    assert "fit" in {name for _, name in depths(path)}  # open ranges are closed at the end
     assert rows(memory)["nothing", "batch_start"]["calls"] == 12
 
 
-def test_a_run_without_it_calls_the_handlers_themselves(tmp_path: Path):
-    with make_trainer(tmp_path, slow := Fails()) as trainer:
-        assert slow.batch_end in trainer.engine._table["batch_end"]
+def test_without_event_trace_handlers_are_called_directly(tmp_path: Path):
+    with make_trainer(tmp_path, callback := Fails()) as trainer:
+        assert callback.batch_end in trainer.engine._table["batch_end"]
 
 
 def test_errors_and_listeners_name_the_measured_callback(tmp_path: Path):
@@ -309,7 +303,7 @@ def test_a_resumed_runs_table_covers_the_whole_run(tmp_path: Path):
     assert sum(event["name"] == "batch" for event in later) == 7
 
 
-def test_two_of_them_have_files_and_tables_of_their_own(tmp_path: Path):
+def test_two_event_traces_have_separate_files_and_tables(tmp_path: Path):
     memory, other = InMemoryLogger(), EventTrace()
     other.config_key = "second"
     with make_trainer(tmp_path, EventTrace(), other, loggers=[memory]) as trainer:
@@ -320,7 +314,7 @@ def test_two_of_them_have_files_and_tables_of_their_own(tmp_path: Path):
     assert memory.tables.keys() >= {"event_trace", "second"}
 
 
-def test_a_checkpoint_with_a_single_rest_is_loaded(tmp_path: Path):
+def test_a_checkpoint_without_the_rest_outside_of_steps_is_loaded():
     trace = EventTrace()
     trace.load_state_dict({"costs": [["slow", "batch_end", 3, 4000]], "batches": 3, "rest": 6000})
     state = trace.state_dict()
@@ -333,7 +327,7 @@ def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, EventTrace(), loggers=[memory]) as trainer:
         trainer.eval()
-        time.sleep(0.2)  # is nobody's time
+        time.sleep(0.2)  # is not measured
         trainer.predict([(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))])
     table = rows(memory)
     assert table["in_memory_logger", "init"]["calls"] == 1
@@ -351,32 +345,15 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
     assert re.split(" {2,}", lines[1].strip())[2:] == ["calls", "us per call", "us per step", "share of step"]
     assert lines[2].split()[:3] == ["slow", "batch_end", "12"]
     assert lines[2].rstrip().endswith("%")
-    between = next(index for index, line in enumerate(lines) if line.startswith("everything outside of steps takes "))
-    assert "more with" in lines[between - 1]
-    assert re.split(" {2,}", lines[between + 1].strip())[2:] == ["calls", "us per call", "ms", "share of run"]
-    assert "slow batch_end" in " ".join(lines[2].split())
-    assert "slow batch_end" not in " ".join("".join(lines[between:]).split())
-    assert "everything else outside of steps" in " ".join("".join(lines[between:]).split())
+    second = next(index for index, line in enumerate(lines) if line.startswith("everything outside of steps takes "))
+    assert "more with" in lines[second - 1]
+    assert re.split(" {2,}", lines[second + 1].strip())[2:] == ["calls", "us per call", "ms", "share of run"]
+    second_table = " ".join(" ".join(lines[second:]).split())
+    assert "slow batch_end" not in second_table
+    assert "everything else outside of steps" in second_table
 
 
-def program() -> None:
-    from pathlib import Path
-
-    from tiny_runs import tiny_trainer
-
-    from runner import get_global_rank
-    from runner.callbacks import EventTrace, InMemoryLogger
-
-    with tiny_trainer(
-        callbacks=[EventTrace(print_table=True)],
-        loggers=[memory := InMemoryLogger()],
-        run_dir=Path("run"),
-    ) as trainer:
-        trainer.fit()
-    assert memory.artifacts == [(f"run/event_trace/rank{get_global_rank()}-ba0.json", "event_trace")]
-
-
-def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, caplog):
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, caplog):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with make_trainer(tmp_path, EventTrace()) as trainer:
         trainer.fit()
@@ -389,7 +366,20 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, caplog):
     assert list((tmp_path / "event_trace").iterdir()) == []
 
 
-def test_each_rank_has_its_timeline_and_rank_0_prints(tmp_path: Path, run_ranks):
+def test_each_rank_writes_a_timeline_and_rank_0_prints_the_table(tmp_path: Path, run_ranks):
+    def program() -> None:
+        from pathlib import Path
+
+        from tiny_runs import tiny_trainer
+
+        from runner import get_global_rank
+        from runner.callbacks import EventTrace, InMemoryLogger
+
+        loggers = [memory := InMemoryLogger()]
+        with tiny_trainer(EventTrace(print_table=True), loggers=loggers, run_dir=Path("run")) as trainer:
+            trainer.fit()
+        assert memory.artifacts == [(f"run/event_trace/rank{get_global_rank()}-ba0.json", "event_trace")]
+
     first, second = run_ranks(program)
     assert "everything else" in first.stdout
     assert second.stdout == ""

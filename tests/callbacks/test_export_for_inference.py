@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import resource
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import tiny_trainer
 from torch import Tensor, nn
 
 from runner import ClassificationModel, Evaluator, LanguageModel, Model, Trainer, evaluation_weights
@@ -19,11 +21,15 @@ from runner.data import TensorLoader
 from runner.libraries.extras import how_to_install
 from runner.models import GPT
 
-ONNX = pytest.param("onnx", marks=pytest.mark.slow)  # what it has in common with the others is tried with them
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(package) is None for package in ONNX_PACKAGES), reason=f"needs {ONNX_PACKAGES}"
+)
+ONNX = pytest.param("onnx", marks=[pytest.mark.slow, needs_onnx])  # other formats test the code that all share
 
 
 class Network(nn.Module):
-    """Has dropout and running statistics, which differ between training and evaluation."""
+    """A network with dropout and batch norm, which differ between training and evaluation."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +40,7 @@ class Network(nn.Module):
 
 
 class Branches(nn.Module):
-    """Treats a single sample and several differently, so that no trace does both."""
+    """A network that treats a single sample differently from several, so that a trace cannot be right for both."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +51,7 @@ class Branches(nn.Module):
 
 
 class Regression(Model):
-    """Takes and uses a dict of tensors and plain values."""
+    """A model whose batches are dicts of tensors and plain values."""
 
     def __init__(self):
         super().__init__()
@@ -58,8 +64,8 @@ class Regression(Model):
         return (outputs - batch["y"]).square().mean()
 
 
-class Named(Regression):
-    """Returns a dict, nested if requested."""
+class DictOutputs(Regression):
+    """A model that returns a dict, which may be nested."""
 
     def __init__(self, nested: bool):
         super().__init__()
@@ -83,15 +89,13 @@ def make_trainer(run_dir: Path, export: ExportForInference, **arguments: Any) ->
         "train_dataloader": batches,
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.5),
         "max_duration": "2ep",
-        "callbacks": [export],
-        "device": "cpu",
         "run_dir": run_dir,
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(export, **(defaults | arguments))
 
 
 def evaluated(trainer: Trainer, inputs: Any) -> Tensor:
-    """Return the outputs of the module in evaluation mode, with the weights to evaluate."""
+    """Return the model's outputs in evaluation mode, with averaged weights if the run has them."""
     model = trainer.state.unwrapped_model
     training = model.training
     with torch.no_grad(), evaluation_weights(trainer.state):
@@ -100,14 +104,14 @@ def evaluated(trainer: Trainer, inputs: Any) -> Tensor:
     return outputs
 
 
-@pytest.mark.parametrize("algorithms", [(), ("average",)])
+@pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors"])
 @pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
-def test_a_file_gives_the_models_outputs(save_format: str, algorithms: tuple[str, ...], tmp_path: Path):
+def test_a_file_reproduces_the_models_outputs(save_format: str, averaged: bool, tmp_path: Path):
     memory = InMemoryLogger()
-    averages = [EMA("4ba") for _ in algorithms]
+    algorithms = [EMA("4ba")] if averaged else []
     export = ExportForInference(save_format)
-    with make_trainer(tmp_path, export, loggers=[memory], algorithms=averages) as trainer:
+    with make_trainer(tmp_path, export, loggers=[memory], algorithms=algorithms) as trainer:
         trainer.fit()
         inputs = torch.randn(7, 3)
         expected = evaluated(trainer, inputs)
@@ -117,13 +121,13 @@ def test_a_file_gives_the_models_outputs(save_format: str, algorithms: tuple[str
     assert memory.artifacts == [(str(path), "export")]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     if save_format == "safetensors":
-        run = Network().eval()
-        run.load_state_dict(load_file(path))
+        module = Network().eval()
+        module.load_state_dict(load_file(path))
     else:
-        run = torch.export.load(path).module() if save_format == "torch_export" else torch.jit.load(str(path))
+        module = torch.export.load(path).module() if save_format == "torch_export" else torch.jit.load(str(path))
     with torch.no_grad():
-        torch.testing.assert_close(run(inputs), expected)
-        if averages:  # the average is not what was trained
+        torch.testing.assert_close(module(inputs), expected)
+        if averaged:  # the average differs from the trained weights
             live = trainer.state.unwrapped_model.eval()((inputs, None))
             assert (live - expected).abs().max() > 0.01
 
@@ -136,35 +140,30 @@ def run_onnx(path: Path, *inputs: Tensor) -> list[Tensor]:
     return [torch.from_numpy(output) for output in session.run(None, arguments)]
 
 
-def require_onnx() -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason=f"needs the package {package}")
-
-
 @pytest.mark.slow
-def test_onnx(tmp_path: Path, caplog):
-    require_onnx()
+@needs_onnx
+def test_an_onnx_file_reproduces_the_models_outputs_without_warnings(tmp_path: Path, caplog):
     with make_trainer(tmp_path, ExportForInference("onnx"), algorithms=[EMA("4ba")]) as trainer:
         trainer.fit()
         inputs = torch.randn(7, 3)
         expected = evaluated(trainer, inputs)
-    (found,) = run_onnx(tmp_path / "model.onnx", inputs)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    (outputs,) = run_onnx(tmp_path / "model.onnx", inputs)
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [record for record in warnings if record.name.startswith("torch.onnx")]
     assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
 
-def test_onnx_says_which_packages_it_needs(monkeypatch):
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
+def test_the_error_for_onnx_without_its_packages_says_how_to_install_them(monkeypatch):
+    for package in ONNX_PACKAGES:
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     message = f"save_format='onnx' needs onnx, onnxscript, onnxruntime, not installed here: {how_to_install('export')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         ExportForInference("onnx")
 
 
 @pytest.mark.parametrize("save_format", ["torch_export", "safetensors"])
-def test_a_language_model(save_format: str, tmp_path: Path):
+def test_a_language_model_with_tied_weights_is_exported(save_format: str, tmp_path: Path):
     tokens = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(0))
     batches = [(tokens[:, :-1], tokens[:, 1:])] * 2
     model = LanguageModel(GPT(vocab_size=32, context=8, d_model=16, n_layers=1, n_heads=2))
@@ -197,11 +196,9 @@ def test_a_batch_may_hold_scalars_and_plain_values(tmp_path: Path):
 @pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", ONNX])
 @pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
 def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
-    if save_format == "onnx":
-        require_onnx()
     export = ExportForInference(save_format)
     batch = named_batch()
-    with make_trainer(tmp_path, export, model=Named(nested=False), train_dataloader=[batch]) as trainer:
+    with make_trainer(tmp_path, export, model=DictOutputs(nested=False), train_dataloader=[batch]) as trainer:
         trainer.fit()
         expected = {name: output.detach() for name, output in trainer.state.unwrapped_model(batch).items()}
     path = tmp_path / export.save_path
@@ -216,12 +213,10 @@ def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("save_format", ["torch_export", "torchscript", ONNX])
-def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: Path):
+def test_outputs_may_be_nested_except_for_torchscript(save_format: str, tmp_path: Path):
     batch = {"y": torch.zeros(4, 1), "x": torch.randn(4, 2), "offset": torch.randn(4, 1)}
-    if save_format == "onnx":
-        require_onnx()
     export = ExportForInference(save_format)
-    with make_trainer(tmp_path, export, model=Named(nested=True), train_dataloader=[batch]) as trainer:
+    with make_trainer(tmp_path, export, model=DictOutputs(nested=True), train_dataloader=[batch]) as trainer:
         if save_format == "torchscript":
             with pytest.raises(RuntimeError, match="^save_format='torchscript' supports only tensors, tup"):
                 trainer.fit()
@@ -234,12 +229,12 @@ def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: 
             run_onnx(tmp_path / "model.onnx", *batch.values()), [output.detach() for output in (*named.values(), more)]
         )
     else:
-        found = torch.export.load(tmp_path / "model.pt2").module()(batch)
-        torch.testing.assert_close(found["both"], (named, more))
+        outputs = torch.export.load(tmp_path / "model.pt2").module()(batch)
+        torch.testing.assert_close(outputs["both"], (named, more))
 
 
 class Shifted(Network):
-    """Has a buffer outside of its `state_dict`, such as the frequencies of rotary embeddings."""
+    """A network with a buffer outside of its `state_dict`, such as the frequencies of rotary embeddings."""
 
     shift: Tensor
 
@@ -251,7 +246,7 @@ class Shifted(Network):
         return super().forward(inputs) + self.shift
 
 
-def test_a_buffer_that_is_no_weight_is_not_in_the_file_of_weights(tmp_path: Path):
+def test_safetensors_leave_out_buffers_that_are_not_in_the_state_dict(tmp_path: Path):
     model = ClassificationModel(Shifted(), 2)
     with make_trainer(tmp_path, ExportForInference("safetensors"), model=model) as trainer:
         trainer.fit()
@@ -263,13 +258,13 @@ class Record:
     """An output of an unknown type."""
 
 
-class Odd(Network):
+class ReturnsRecord(Network):
     def forward(self, inputs: Tensor) -> Any:
         return super().forward(inputs) if self.training else Record()
 
 
-def test_outputs_that_nobody_can_compare_are_refused(tmp_path: Path):
-    trainer = make_trainer(tmp_path, ExportForInference("safetensors"), model=ClassificationModel(Odd(), 2))
+def test_outputs_of_an_unknown_type_are_refused(tmp_path: Path):
+    trainer = make_trainer(tmp_path, ExportForInference("safetensors"), model=ClassificationModel(ReturnsRecord(), 2))
     with pytest.raises(TypeError, match="^the model returns a Record: it must return tensors, or a tuple, list or map"):
         trainer.fit()
     assert [*tmp_path.iterdir()] == []
@@ -283,8 +278,6 @@ class Diverged(Network):
 @pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", ONNX])
 @pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
 def test_outputs_that_are_not_finite_are_exported_with_a_warning(save_format: str, tmp_path: Path, caplog):
-    if save_format == "onnx":
-        require_onnx()
     export = ExportForInference(save_format)
     with make_trainer(tmp_path, export, model=ClassificationModel(Diverged(), 2)) as trainer:
         trainer.fit()
@@ -294,7 +287,7 @@ def test_outputs_that_are_not_finite_are_exported_with_a_warning(save_format: st
 
 
 def finished_run(folder: Path) -> Path:
-    """Return the last checkpoint of a finished run, from which it can be resumed as after a kill."""
+    """Return the last checkpoint of a run that was trained to its end, but not exported."""
     saver = CheckpointSaver()
     with make_trainer(folder, ExportForInference(), callbacks=[saver]) as trainer:
         trainer.fit()
@@ -303,7 +296,7 @@ def finished_run(folder: Path) -> Path:
 
 
 class Loader:
-    """Yields a number of batches, and counts how often it is read."""
+    """A loader that yields `batches` batches, and counts how often it is read."""
 
     def __init__(self, batches: int):
         self.batches = batches
@@ -318,14 +311,15 @@ class Loader:
             yield torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
 
 
-@pytest.mark.parametrize("train_dataloader", ["ours", "another's", "none"])
-def test_a_resumed_run_that_trains_no_batch_exports(train_dataloader: str, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["TensorLoader", "iterable", "empty"])
+def test_a_resumed_run_that_trains_no_batch_exports(kind: str, tmp_path: Path):
     checkpoint = finished_run(tmp_path)
-    tensors = torch.randn(12, 3), torch.zeros(12, dtype=torch.int64)
     evaluator = Evaluator("eval", Loader(1), eval_interval=0)
-    data = TensorLoader(*tensors, batch_size=4, shuffle=True) if train_dataloader == "ours" else Loader(1)
-    if train_dataloader == "none":
-        data = Loader(0)
+    data = {
+        "TensorLoader": TensorLoader(torch.randn(12, 3), torch.zeros(12).long(), batch_size=4, shuffle=True),
+        "iterable": Loader(1),
+        "empty": Loader(0),
+    }[kind]
     arguments = {"train_dataloader": data, "eval_dataloader": evaluator, "resume_path": checkpoint}
     with make_trainer(tmp_path, ExportForInference(), **arguments) as trainer:
         trainer.fit(may_be_over=True)
@@ -335,7 +329,7 @@ def test_a_resumed_run_that_trains_no_batch_exports(train_dataloader: str, tmp_p
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(inputs), expected)
 
 
-def test_a_sample_of_ones_own_needs_no_batch(tmp_path: Path):
+def test_with_a_sample_input_no_batch_is_read(tmp_path: Path):
     data = Loader(1)
     export = ExportForInference(sample_input=torch.zeros(5, 3))
     with make_trainer(tmp_path, export, train_dataloader=data, resume_path=finished_run(tmp_path)) as trainer:
@@ -344,7 +338,7 @@ def test_a_sample_of_ones_own_needs_no_batch(tmp_path: Path):
     assert data.reads == 0
 
 
-def test_a_run_without_any_batch_says_so(tmp_path: Path):
+def test_the_error_without_any_batch_suggests_sample_input(tmp_path: Path):
     export, checkpoint = ExportForInference(), finished_run(tmp_path)
     with make_trainer(tmp_path, export, train_dataloader=Loader(0), resume_path=checkpoint) as trainer:
         message = "no batch to export with: nothing was trained, and the dataloaders are empty; set sample_input"
@@ -353,9 +347,7 @@ def test_a_run_without_any_batch_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("save_format", ["torch_export", "torchscript", "safetensors", ONNX])
-def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, caplog):
-    if save_format == "onnx":
-        require_onnx()
+def test_a_full_disk_does_not_fail_a_trained_run(save_format: str, tmp_path: Path, caplog):
     memory = InMemoryLogger()
     model = ClassificationModel(nn.Sequential(nn.Linear(3, 100_000), nn.Linear(100_000, 2)), 2)
     export = ExportForInference(save_format)
@@ -373,8 +365,8 @@ def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, capl
     assert memory.artifacts == []
 
 
+@needs_onnx
 def test_bf16_weights_are_refused_for_onnx(tmp_path: Path):
-    require_onnx()
     with (
         pytest.raises(ValueError, match="save_format='onnx': a CPU cannot run its bf16 weights"),
         make_trainer(tmp_path, ExportForInference("onnx"), precision="bf16") as trainer,
@@ -388,9 +380,8 @@ def test_a_path_that_cannot_be_written_is_refused_before_training(place: str, tm
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.pt2").mkdir()
     with make_trainer(tmp_path, ExportForInference(save_path=place)) as trainer:
-        with pytest.raises(
-            ValueError, match=rf"(?m)^save_path='{place}': cannot be written \(.+\); give another path$"
-        ):
+        message = rf"(?m)^save_path='{place}': cannot be written \(.+\); give another path$"
+        with pytest.raises(ValueError, match=message):
             trainer.fit()
         assert trainer.state.timestamp.batch == 0
 
@@ -399,21 +390,20 @@ def test_a_path_that_cannot_be_written_is_refused_before_training(place: str, tm
 def test_a_sample_that_the_model_cannot_take_is_refused_before_training(transforms: Any, tmp_path: Path):
     export = ExportForInference(sample_input=torch.zeros(5, 4), transforms=transforms)
     with make_trainer(tmp_path, export, algorithms=[EMA("4ba")]) as trainer:
-        with pytest.raises(
-            ValueError, match=r"(?m)^sample_input: the model cannot take it \(mat1 and mat2 shapes.+\)$"
-        ):
+        message = r"(?m)^sample_input: the model cannot take it \(mat1 and mat2 shapes.+\)$"
+        with pytest.raises(ValueError, match=message):
             trainer.fit()
         assert trainer.state.timestamp.batch == 0
 
 
-def test_the_batch_can_be_fixed_and_the_sample_ones_own(tmp_path: Path):
+def test_a_fixed_batch_size_is_that_of_the_sample_input(tmp_path: Path):
     export = ExportForInference(sample_input=torch.zeros(5, 3), dynamic_batch=False)
     with make_trainer(tmp_path, export) as trainer:
         trainer.fit()
-    run = torch.export.load(tmp_path / "model.pt2").module()
-    assert run(torch.ones(5, 3)).shape == (5, 2)
+    module = torch.export.load(tmp_path / "model.pt2").module()
+    assert module(torch.ones(5, 3)).shape == (5, 2)
     with pytest.raises(Exception, match="5"):
-        run(torch.ones(4, 3))
+        module(torch.ones(4, 3))
 
 
 def test_transforms_apply_in_order_to_a_copy(tmp_path: Path):
@@ -428,7 +418,7 @@ def test_transforms_apply_in_order_to_a_copy(tmp_path: Path):
 @pytest.mark.parametrize(
     ("save_format", "message"), [("torchscript", "the file's outputs are not the model's"), ("torch_export", "batch|0")]
 )
-def test_a_file_that_is_not_the_model_is_refused(save_format: str, message: str, tmp_path: Path):
+def test_a_file_that_does_not_reproduce_the_model_is_refused(save_format: str, message: str, tmp_path: Path):
     memory = InMemoryLogger()
     model = ClassificationModel(Branches(), 2)
     trainer = make_trainer(tmp_path, ExportForInference(save_format), model=model, loggers=[memory])
@@ -448,24 +438,20 @@ def test_a_second_fit_exports_again(tmp_path: Path):
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(inputs), expected)
 
 
-def program() -> None:
-    from pathlib import Path
+def test_only_rank_0_exports(tmp_path: Path, run_ranks):
+    def program() -> None:
+        from pathlib import Path
 
-    from tiny_runs import tiny_trainer
+        from tiny_runs import tiny_trainer
 
-    from runner import get_global_rank
-    from runner.callbacks import ExportForInference, InMemoryLogger
+        from runner import get_global_rank
+        from runner.callbacks import ExportForInference, InMemoryLogger
 
-    with tiny_trainer(
-        callbacks=[ExportForInference()],
-        loggers=[memory := InMemoryLogger()],
-        run_dir=Path("run"),
-    ) as trainer:
-        trainer.fit()
-    assert len(memory.artifacts) == (get_global_rank() == 0)
+        loggers = [memory := InMemoryLogger()]
+        with tiny_trainer(ExportForInference(), loggers=loggers, run_dir=Path("run")) as trainer:
+            trainer.fit()
+        assert len(memory.artifacts) == (get_global_rank() == 0)
 
-
-def test_rank_0_exports(tmp_path: Path, run_ranks):
     run_ranks(program)
     assert torch.export.load(tmp_path / "run" / "model.pt2").module()(torch.ones(5, 3)).shape == (5, 2)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_runs import tiny_trainer
 from torch import Tensor, nn
 
 from runner import Callback, ClassificationModel, LanguageModel, Trainer, save_checkpoint
@@ -18,23 +19,23 @@ VOCABULARY = 128
 
 
 class Successor(nn.Module):
-    """Predicts each byte plus one, whatever its weights are. Records the mode of its calls."""
+    """Predicts each byte plus one, whatever the weights. Records the mode and the length of each call."""
 
     context = 4
 
     def __init__(self):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(VOCABULARY))
-        self.asked: list[tuple[bool, bool, int]] = []
+        self.calls: list[tuple[bool, bool, int]] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
-        self.asked.append((self.training, torch.is_grad_enabled(), tokens.shape[1]))
+        self.calls.append((self.training, torch.is_grad_enabled(), tokens.shape[1]))
         assert tokens.shape[1] <= self.context
         return 100.0 * F.one_hot((tokens + 1) % VOCABULARY, VOCABULARY) + 0.0 * self.bias
 
 
 class Learner(nn.Module):
-    """One table of logits, with dropout."""
+    """A bigram model, which is a table of logits, with dropout."""
 
     def __init__(self):
         super().__init__()
@@ -56,10 +57,8 @@ def make_trainer(module: nn.Module, *callbacks: Callback, **arguments: Any) -> T
         "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         "optimizers": lambda params: torch.optim.SGD(params, lr=10.0),
         "max_duration": "4ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def table(memory: InMemoryLogger, name: str = "generate") -> list[list[Any]]:
@@ -75,13 +74,13 @@ def test_prompts_are_continued_at_the_interval_and_at_the_end():
     written = [["abc", "defghi"], ["0", "123456"]]
     assert table(memory) == [[batch, *texts] for batch in (5, 10, 12) for texts in written]
     assert memory.tables["generate"]["step"] == 12
-    # One token asked at FIT_START, 12 batches of training, and 3 times 2 texts of 6 tokens.
-    assert module.asked.count((True, True, 4)) == 12
-    assert [(mode, grad) for mode, grad, _ in module.asked if not mode] == [(False, False)] * 37
-    assert max(length for *_, length in module.asked) == 4
+    # Calls: a check at FIT_START, 12 training batches, and 3 times 2 texts of 6 tokens.
+    assert module.calls.count((True, True, 4)) == 12
+    assert [(mode, grad) for mode, grad, _ in module.calls if not mode] == [(False, False)] * 37
+    assert max(length for *_, length in module.calls) == 4
 
 
-def test_an_interval_in_epochs_and_one_at_the_end_only():
+def test_an_interval_may_be_in_epochs_or_0_for_the_end_only():
     for interval, batches in (("2ep", [6, 12]), (0, [12])):
         memory = InMemoryLogger()
         with make_trainer(Successor(), Generate(["a"], interval), loggers=[memory]) as trainer:
@@ -89,8 +88,8 @@ def test_an_interval_in_epochs_and_one_at_the_end_only():
         assert [row[0] for row in table(memory)] == batches
 
 
-def test_the_average_of_the_weights_writes():
-    class Wants(nn.Module):
+def test_texts_are_generated_with_averaged_weights():
+    class ConstantPrediction(nn.Module):
         """Predicts the byte with the largest weight, whatever the text."""
 
         def __init__(self):
@@ -102,7 +101,7 @@ def test_the_average_of_the_weights_writes():
 
     batches = [(torch.full((2, 3), 7), torch.full((2, 3), ord("z")))] * 3
     for algorithms, text in (([], "zz"), ([EMA("1000ba")], "aa")):
-        memory, module = InMemoryLogger(), Wants()
+        memory, module = InMemoryLogger(), ConstantPrediction()
         generate = Generate(["x"], 0, max_new_tokens=2, temperature=0.0)
         arguments = {"train_dataloader": batches, "algorithms": algorithms, "max_duration": "1ep"}
         with make_trainer(module, generate, loggers=[memory], **arguments) as trainer:
@@ -111,7 +110,7 @@ def test_the_average_of_the_weights_writes():
         assert module.weight.argmax() == ord("z")
 
 
-def test_generation_changes_no_number_and_is_reproducible():
+def test_generation_does_not_change_training_and_is_reproducible():
     losses, texts = [], []
     for callbacks in ([], [Generate(["ab"], "2ba")], [Generate(["ab"], "2ba")]):
         memory = InMemoryLogger()
@@ -124,7 +123,7 @@ def test_generation_changes_no_number_and_is_reproducible():
     assert len({text for *_, text in texts[0]}) == 6
 
 
-def test_a_resumed_run_writes_what_the_whole_one_did(tmp_path: Path):
+def test_a_resumed_run_generates_the_same_texts(tmp_path: Path):
     def run(duration: str, **arguments: Any) -> list[list[Any]]:
         memory = InMemoryLogger()
         trainer = make_trainer(Learner(), Generate(["ab"], "2ba"), loggers=[memory], max_duration=duration, **arguments)
@@ -150,7 +149,7 @@ def test_draws_follow_the_probabilities():
     ):
         tokens = draw(logits.expand(20_000, 4), temperature, top_k, generator)
         shares = torch.bincount(tokens[:, 0], minlength=4) / 20_000
-        assert shares == pytest.approx(expected, abs=0.012)  # above three deviations
+        assert shares == pytest.approx(expected, abs=0.012)  # more than three standard deviations
     assert draw(torch.full((1, 4), torch.nan), 1.0, None, generator).item() in range(4)
 
 
@@ -166,7 +165,7 @@ class Words:
         return " ".join(self.words[token] for token in tokens)
 
 
-def test_a_tokenizer_of_ones_own():
+def test_a_custom_tokenizer_is_used():
     memory = InMemoryLogger()
     generate = Generate(["one two"], 0, max_new_tokens=3, tokenizer=Words())
     generate.config_key = "words"
@@ -175,25 +174,25 @@ def test_a_tokenizer_of_ones_own():
     assert table(memory, "words") == [[12, "one two", "three four five"]]
 
 
-def test_bytes_that_are_no_text_are_shown_as_such():
-    class Continues(Successor):
+def test_bytes_that_are_not_utf_8_become_replacement_characters():
+    class InvalidBytes(Successor):
         def forward(self, tokens: Tensor) -> Tensor:
             return 100.0 * F.one_hot(torch.full_like(tokens, 0xE9), 300) + 0.0 * self.bias.sum()
 
     memory = InMemoryLogger()
     generate = Generate(["é"], 0, max_new_tokens=2)
-    with make_trainer(Continues(), generate, loggers=[memory]) as trainer:
+    with make_trainer(InvalidBytes(), generate, loggers=[memory]) as trainer:
         trainer.fit()
     assert table(memory) == [[12, "é", "\ufffd\ufffd"]]
 
 
-def test_a_prompt_must_be_known_to_the_model():
+def test_a_prompt_with_tokens_outside_the_vocabulary_is_refused():
     trainer = make_trainer(Successor(), Generate(["a", "é"]))
     with pytest.raises(ValueError, match="prompts='é': has token 195, but the model has only 128 tokens"):
         trainer.fit()
 
 
-def test_another_model_gives_one_warning(caplog):
+def test_a_model_that_is_not_a_language_model_gives_one_warning(caplog):
     memory = InMemoryLogger()
     batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 3
     model = ClassificationModel(nn.Linear(3, 2), 2)
@@ -220,7 +219,6 @@ def test_another_model_gives_one_warning(caplog):
 )
 def test_arguments_are_checked(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
-    others: dict[str, Any] = {"prompts": ["a"]}
     with pytest.raises(ValueError) as caught:
-        Generate(**(others | arguments))
+        Generate(**({"prompts": ["a"]} | arguments))
     assert str(caught.value).startswith(f"{name}={value!r}")

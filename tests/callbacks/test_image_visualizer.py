@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
@@ -14,7 +15,7 @@ from runner.pictures.samples import to_pictures
 
 
 class Brightest(nn.Module):
-    """Predicts the brightest row of an image as its class."""
+    """Predicts as the class of an image its brightest row."""
 
     def __init__(self):
         super().__init__()
@@ -39,8 +40,8 @@ class Segmenter(Model):
         return nn.functional.cross_entropy(outputs, batch["mask"])
 
 
-def rows(count: int = 6, size: int = 4, channels: int = 1) -> tuple[Tensor, Tensor]:
-    """Images whose brightest row is their class, except for the last image."""
+def labeled_images(count: int = 6, size: int = 4, channels: int = 1) -> tuple[Tensor, Tensor]:
+    """Return images whose brightest row is their target, except for the last image, and the targets."""
     classes = torch.arange(count) % size
     images = 0.25 * torch.ones(count, channels, size, size)
     images[torch.arange(count), :, classes] = 1.0
@@ -55,15 +56,13 @@ def make_trainer(batches: list[Any], *callbacks: Callback, **arguments: Any) -> 
         "train_dataloader": batches,
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.0),
         "max_duration": "2ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
-def test_images_of_training_and_evaluation_with_captions():
+def test_images_of_training_and_evaluation_are_logged_with_captions():
     memory = InMemoryLogger()
-    train, evaluation = rows(), rows(3, channels=3)
+    train, evaluation = labeled_images(), labeled_images(3, channels=3)
     evaluators = [
         Evaluator(label="eval", dataloader=[evaluation, train]),
         Evaluator(label="second", dataloader=[train]),
@@ -75,13 +74,13 @@ def test_images_of_training_and_evaluation_with_captions():
     assert [logged["step"] for logged in memory.images["Images/Eval"]] == [3, 6]
     assert [logged["step"] for logged in memory.images["Images/second"]] == [3, 6]
     logged = memory.images["Images/Train"][0]
-    expected = np.rint(255 * train[0][:5].permute(0, 2, 3, 1).numpy())  # in [0, 1]: as they are
+    expected = np.rint(255 * train[0][:5].permute(0, 2, 3, 1).numpy())  # values in [0, 1] are not rescaled
     np.testing.assert_array_equal(logged["images"], expected)
     assert logged["images"].dtype == np.uint8
     assert logged["captions"] == [f"target {label}, prediction {label}" for label in (0, 1, 2, 3, 0)]
-    shown = memory.images["Images/Eval"][1]
-    assert shown["images"].shape == (3, 4, 4, 3)
-    assert shown["captions"][2] == "target 3, prediction 2"  # the first batch of the evaluation, not the second
+    logged = memory.images["Images/Eval"][1]
+    assert logged["images"].shape == (3, 4, 4, 3)
+    assert logged["captions"][2] == "target 3, prediction 2"  # the first batch of the evaluation, not the second
 
 
 class Darkens(Algorithm):
@@ -93,16 +92,16 @@ class Darkens(Algorithm):
 def test_images_are_shown_as_algorithms_changed_them():
     memory = InMemoryLogger()
     arguments = {"algorithms": [Darkens()], "loggers": [memory], "max_duration": "1ba"}
-    with make_trainer([rows()], ImageVisualizer("1ba"), **arguments) as trainer:
+    with make_trainer([labeled_images()], ImageVisualizer("1ba"), **arguments) as trainer:
         trainer.fit()
     (logged,) = memory.images["Images/Train"]
     np.testing.assert_array_equal(logged["images"][1, :, 0, 0], [32, 128, 32, 32])
-    assert logged["captions"][1] == "target 1, prediction 1"  # of probabilities, the likeliest class
+    assert logged["captions"][1] == "target 1, prediction 1"  # the most probable class of a soft target
 
 
-def test_with_microbatches_images_and_predictions_are_of_the_last():
+def test_images_and_predictions_are_of_the_last_microbatch():
     memory = InMemoryLogger()
-    with make_trainer([rows()], ImageVisualizer("1ep"), loggers=[memory], grad_accum=3) as trainer:
+    with make_trainer([labeled_images()], ImageVisualizer("1ep"), loggers=[memory], grad_accum=3) as trainer:
         trainer.fit()
     first, second = memory.images["Images/Train"]
     assert first["captions"] == ["target 0, prediction 0", "target 2, prediction 1"]
@@ -110,11 +109,11 @@ def test_with_microbatches_images_and_predictions_are_of_the_last():
     np.testing.assert_array_equal(first["images"][0, :, 0, 0], [255, 64, 64, 64])
 
 
-def test_masks_lie_beside_the_image():
+def test_masks_are_drawn_beside_the_image():
     memory = InMemoryLogger()
     images = torch.zeros(2, 3, 5, 6)
-    images[0, 0, 1:3, 1:3] = 0.8  # is taken for class 1
-    images[1, 0, 2, :] = 1.6  # for class 2
+    images[0, 0, 1:3, 1:3] = 0.8  # predicted as class 1
+    images[1, 0, 2, :] = 1.6  # predicted as class 2
     mask = torch.zeros(2, 5, 6, dtype=torch.int64)
     mask[0, 1:3, 1:4] = 1
     mask[1, 0, 0] = -100
@@ -135,16 +134,16 @@ def test_masks_lie_beside_the_image():
     np.testing.assert_array_equal(panels[2][1, 2, 0], half)
 
 
-def test_colors_of_classes_differ_and_stay():
+def test_colors_differ_and_do_not_depend_on_the_number_of_classes():
     colors = palette(30)
     assert len({tuple(color) for color in colors}) == 30
     np.testing.assert_array_equal(palette(5), colors[:5])
     assert with_masks(np.zeros((1, 3, 4, 1), np.uint8), []).shape == (1, 3, 4, 3)
 
 
-def test_channels_last_and_bytes():
+def test_bytes_with_channels_last_are_logged_unchanged():
     memory = InMemoryLogger()
-    images, targets = rows()
+    images, targets = labeled_images()
 
     class FromBytes(Brightest):
         def forward(self, images: Tensor) -> Tensor:
@@ -166,18 +165,18 @@ def test_data_without_images_gives_one_warning(caplog):
     model = LanguageModel(nn.Embedding(3, 3))
     with make_trainer([(tokens, tokens)] * 4, ImageVisualizer("1ba"), model=model, loggers=[memory]) as trainer:
         trainer.fit()
-    arguments = {"model": ClassificationModel(Brightest(), 4), "loggers": [memory]}
-    with make_trainer([rows()], ImageVisualizer("1ba", mode="segmentation", target_key=0), **arguments) as trainer:
+    visualizer = ImageVisualizer("1ba", mode="segmentation", target_key=0)
+    with make_trainer([labeled_images()], visualizer, loggers=[memory]) as trainer:
         trainer.fit()
     assert [text.partition(": ")[2] for text in caplog.messages] == [
         "a batch of shape (2, 4) is not (N, C, H, W) with C 1 or 3"
     ]
-    assert list(memory.images) == ["Images/Train"]  # an image can be a mask of itself
+    assert list(memory.images) == ["Images/Train"]  # here the images are also the masks
 
 
-def test_segmentation_without_masks_is_said_once(caplog):
+def test_segmentation_without_masks_gives_one_warning(caplog):
     memory = InMemoryLogger()
-    with make_trainer([rows()], ImageVisualizer("1ba", mode="segmentation"), loggers=[memory]) as trainer:
+    with make_trainer([labeled_images()], ImageVisualizer("1ba", mode="segmentation"), loggers=[memory]) as trainer:
         trainer.fit()
     assert len(caplog.messages) == 1
     assert "neither targets nor predictions are masks" in caplog.messages[0]
@@ -188,39 +187,34 @@ def test_segmentation_without_masks_is_said_once(caplog):
     ("arguments", "message"),
     [({"input_key": 2}, "input_key=2: a batch has 0, 1"), ({"target_key": "x"}, "target_key='x': a batch has 0, 1")],
 )
-def test_a_key_that_a_batch_lacks(arguments: dict[str, Any], message: str):
-    trainer = make_trainer([rows()], ImageVisualizer("1ba", **arguments))
+def test_a_key_that_a_batch_lacks_is_refused(arguments: dict[str, Any], message: str):
+    trainer = make_trainer([labeled_images()], ImageVisualizer("1ba", **arguments))
     with pytest.raises(ValueError, match=message):
         trainer.fit()
 
 
-def program() -> None:
-    import torch
+def test_rank_0_logs_the_images_of_its_samples(run_ranks):
+    def program() -> None:
+        import torch
+        from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer, get_global_rank
-    from runner.callbacks import ImageVisualizer, InMemoryLogger
-    from runner.data import TensorLoader
+        from runner import ClassificationModel, get_global_rank
+        from runner.callbacks import ImageVisualizer, InMemoryLogger
+        from runner.data import TensorLoader
 
-    images = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 1, 2, 2) / 8
-    data = TensorLoader(images, torch.arange(8) % 2, batch_size=4, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), 2),
-        train_dataloader=data,
-        eval_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        callbacks=[ImageVisualizer("1ba")],
-        loggers=[memory := InMemoryLogger()],
-        device="cpu",
-    ) as trainer:
-        trainer.fit()
-    if get_global_rank() == 0:
-        assert [len(entry["images"]) for entry in memory.images["Images/Train"]] == [2, 2]
-        assert len(memory.images["Images/Eval"]) == 1
-    else:
-        assert memory.images == {}
+        images = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 1, 2, 2) / 8
+        data = TensorLoader(images, torch.arange(8) % 2, batch_size=4, shuffle=False)
+        model = ClassificationModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), 2)
+        arguments = {"model": model, "train_dataloader": data, "eval_dataloader": data}
+        loggers = [memory := InMemoryLogger()]
+        with tiny_trainer(ImageVisualizer("1ba"), loggers=loggers, **arguments) as trainer:
+            trainer.fit()
+        if get_global_rank() == 0:
+            assert [len(entry["images"]) for entry in memory.images["Images/Train"]] == [2, 2]
+            assert len(memory.images["Images/Eval"]) == 1
+        else:
+            assert memory.images == {}
 
-
-def test_rank_0_shows_its_share(run_ranks):
     run_ranks(program)
 
 
@@ -232,9 +226,9 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
     assert str(caught.value).startswith(f"{name}={value!r}")
 
 
-def test_a_class_has_all_its_digits():
+def test_captions_have_all_digits_of_a_class():
     memory = InMemoryLogger()
-    images, _ = rows(3)
+    images, _ = labeled_images(3)
     batch = {"image": images, "label": torch.tensor([9999, 12345, 21840]), "mask": torch.zeros(3, 4, 4).long()}
     visualizer = ImageVisualizer("1ba", input_key="image", target_key="label")
     with make_trainer([batch], visualizer, model=Segmenter(), max_duration="1ba", loggers=[memory]) as trainer:
@@ -242,11 +236,11 @@ def test_a_class_has_all_its_digits():
     assert memory.images["Images/Train"][0]["captions"] == ["target 9999", "target 12345", "target 21840"]
 
 
-def test_captions_have_the_names_of_classes():
+def test_captions_have_class_names_if_the_model_has_them():
     memory = InMemoryLogger()
     model = ClassificationModel(Brightest(), 4, classes=["one", "two", "three", "four"])
     visualizer = ImageVisualizer("1ba", num_images=6)
-    with make_trainer([rows()], visualizer, model=model, max_duration="1ba", loggers=[memory]) as trainer:
+    with make_trainer([labeled_images()], visualizer, model=model, max_duration="1ba", loggers=[memory]) as trainer:
         trainer.fit()
     captions = memory.images["Images/Train"][0]["captions"]
     assert captions[1] == "target two, prediction two" and captions[5] == "target three, prediction two"

@@ -18,10 +18,11 @@ from runner.callbacks import CheckpointSaver, InMemoryLogger, JSONLinesLogger, M
 
 
 def refuse_constant(name: str) -> None:
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not JSON")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file, after asserting that they are standard JSON."""
     return [json.loads(line, parse_constant=refuse_constant) for line in path.read_text().splitlines()]
 
 
@@ -30,7 +31,7 @@ def losses(path: Path) -> list[tuple[int, float]]:
     return [(step, metrics["loss/train/total"]) for step, metrics in records if "loss/train/total" in metrics]
 
 
-def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
+def test_each_record_is_a_line_with_its_timestamp(tmp_path: Path) -> None:
     memory = InMemoryLogger()
     file = tmp_path / "a.txt"
     file.touch()
@@ -50,13 +51,13 @@ def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
     assert {"artifact": str(file), "folder": "texts"} in lines
 
 
-def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    values = [struct.unpack("<d", draw.randbytes(8))[0] for _ in range(1000)] + [0.1, -0.0, 5e-324, 1e16, 2.0**70]
+def test_all_numbers_and_keys_are_read_back_unchanged(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    values = [struct.unpack("<d", generator.randbytes(8))[0] for _ in range(1000)] + [0.1, -0.0, 5e-324, 1e16, 2.0**70]
     metrics = {f"value/{index}": value for index, value in enumerate(values) if math.isfinite(value)}
     other: dict[Any, float] = {7: 5.0, "at": math.nan}
-    separators = "next\x85line, line \u2028, paragraph \u2029"  # where str.splitlines would part a line
-    odd = {"null": 1.0, "half a pair \ud83d": 2.0, 'quote" and \\ and \n': 3.0, "größe": 4.0}
+    separators = "next\x85line, line \u2028, paragraph \u2029"  # str.splitlines splits at these
+    odd = {"null": 1.0, "lone surrogate \ud83d": 2.0, 'quote" and \\ and \n': 3.0, "größe": 4.0}
     with make_trainer(tmp_path, JSONLinesLogger(), duration="1ba") as trainer:
         trainer.fit()
         trainer.logger.log_metrics(metrics, step=8)
@@ -64,28 +65,27 @@ def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:
         trainer.logger.log_metrics(other, step=2**70)
         trainer.logger.log_metrics({separators: 6.0}, step=10)
     assert (tmp_path / "metrics.jsonl").read_bytes().isascii()
-    found = {line["step"]: line["metrics"] for line in read(tmp_path / "metrics.jsonl") if "metrics" in line}
-    assert found[8] == metrics and str(found[8]) == str(metrics)  # minus zero too
-    assert found[9] == odd
-    assert found[10] == {separators: 6.0}
-    assert found[2**70] == {"7": 5.0, "at": "NaN"}
+    logged = {line["step"]: line["metrics"] for line in read(tmp_path / "metrics.jsonl") if "metrics" in line}
+    assert logged[8] == metrics and str(logged[8]) == str(metrics)  # the text shows the sign of zero
+    assert logged[9] == odd
+    assert logged[10] == {separators: 6.0}
+    assert logged[2**70] == {"7": 5.0, "at": "NaN"}
 
 
 @pytest.mark.parametrize("logger", [JSONLinesLogger, MLflowLogger])
-def test_a_missing_orjson_names_the_package_to_install(logger: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "orjson", None)  # as if it were not there
+def test_without_orjson_the_error_says_how_to_install_it(logger: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orjson", None)  # as if it were not installed
     message = f"{logger.__name__} needs orjson, not installed here: pip install -e ."
     with pytest.raises(ImportError, match=re.escape(message)):
         logger()
 
 
-def test_a_resumed_run_doubles_no_step(tmp_path: Path) -> None:
+def test_a_resumed_run_logs_no_step_twice(tmp_path: Path) -> None:
     with make_trainer(tmp_path / "whole", JSONLinesLogger(), duration="3ep") as trainer:
         trainer.fit()
     saver = CheckpointSaver(save_interval="2ba")
-    with make_trainer(
-        tmp_path / "cut", JSONLinesLogger(), duration="4ba", callbacks=[saver], config={"a": 1}
-    ) as trainer:
+    arguments = {"callbacks": [saver], "config": {"a": 1}}
+    with make_trainer(tmp_path / "cut", JSONLinesLogger(), duration="4ba", **arguments) as trainer:
         trainer.fit()
     path = tmp_path / "cut" / "metrics.jsonl"
     with path.open("a") as file:  # what a killed run leaves: a later step, and a line that was cut off
@@ -118,5 +118,5 @@ def test_a_resumed_run_reads_a_large_file_line_by_line(tmp_path: Path):
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert peak < 1e6  # of 10 MB
+    assert peak < 1e6  # bytes, for a file of 10 MB
     assert read(path)[-1] == {"hyperparameters": {"own": 1}}

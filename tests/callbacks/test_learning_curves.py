@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from tiny_runs import tiny_trainer
-from torch import nn
 
-from runner import Callback, ClassificationModel, Logger, MetricRecord, State, Timestamp, Trainer, save_checkpoint
+from runner import Callback, Logger, MetricRecord, State, Timestamp, Trainer, save_checkpoint
 from runner.callbacks import InMemoryLogger, LearningCurves, LRMonitor
 from runner.callbacks._curves_picture import draw, smooth
 from runner.callbacks.learning_curves import next_point
@@ -23,11 +22,12 @@ from runner.pictures.figure import render
 
 
 def make_trainer(tmp_path, *callbacks, **arguments: Any) -> Trainer:
+    """Return a Trainer for nine batches in three epochs, too few for a picture."""
     inputs, targets = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     defaults: dict[str, Any] = {
         "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         "eval_dataloader": TensorLoader(inputs, targets, batch_size=12, shuffle=False),
-        "max_duration": "10ep",
+        "max_duration": "3ep",
         "run_dir": tmp_path / "run",
     }
     return tiny_trainer(*callbacks, **(defaults | arguments))
@@ -40,34 +40,32 @@ def lines(curves: LearningCurves) -> dict[str, dict[str, tuple[list[float], list
         texts = [text.get_text() for text in axes.get_legend().get_texts()]
         handles = axes.get_legend().legend_handles
         newest_first = [*axes.get_lines()][::-1]
-        curve_lines = [
-            next(line for line in newest_first if line.get_color() == handle.get_color()) for handle in handles
-        ]
+        legend_lines = [next(line for line in newest_first if line.get_color() == item.get_color()) for item in handles]
         drawn[axes.get_ylabel()] = {
             text: (list(line.get_xdata()), list(line.get_ydata()))
-            for text, line in zip(texts, curve_lines, strict=True)
+            for text, line in zip(texts, legend_lines, strict=True)
         }
     return drawn
 
 
 def test_the_picture_is_in_the_runs_folder_and_logged(tmp_path):
     memory = InMemoryLogger()
-    with make_trainer(tmp_path, LearningCurves(), memory) as trainer:
+    with make_trainer(tmp_path, LearningCurves(), memory, max_duration="4ep") as trainer:
         trainer.fit()
     path = tmp_path / "run" / "learning_curves.png"
     pixels = matplotlib.image.imread(path)
-    assert pixels.shape[:2] == (680, 2520)  # twice what a screen shows
+    assert pixels.shape[:2] == (680, 2520)  # two pixels for each pixel of a plain screen
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50
-    assert [(str(where), folder) for where, folder in memory.artifacts] == [(str(path), "plots")]
+    assert [(str(file), folder) for file, folder in memory.artifacts] == [(str(path), "plots")]
     for key in ("loss/train/total", "metrics/eval/MulticlassAccuracy"):
         curve = read_curve(tmp_path / "run", key)
         steps, values = memory.get_timeseries(key)
         assert (list(curve.steps), list(curve.values)) == (steps, pytest.approx(values, rel=1e-5))
 
 
-def test_a_run_of_nine_batches_has_only_the_points(tmp_path):
+def test_a_run_of_fewer_than_ten_batches_has_points_but_no_picture(tmp_path):
     memory = InMemoryLogger()
-    with make_trainer(tmp_path, LearningCurves(), memory, max_duration="9ba") as trainer:
+    with make_trainer(tmp_path, LearningCurves(), memory) as trainer:
         trainer.fit()
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["learning_curves.csv"]
         assert list(read_curve(tmp_path / "run", "loss/train/total").steps) == [*range(1, 10)]
@@ -75,15 +73,15 @@ def test_a_run_of_nine_batches_has_only_the_points(tmp_path):
     assert (tmp_path / "run" / "learning_curves.png").exists() and len(memory.artifacts) == 1
 
 
-def test_on_a_full_disk_there_is_no_picture_and_the_run_has_trained(tmp_path, caplog):
+def test_a_full_disk_gives_one_warning_and_leaves_no_files(tmp_path, caplog):
     class FullDisk(Callback):
         def epoch_end(self, state, logger):
-            if state.timestamp.epoch == 10:
+            if state.timestamp.epoch == 4:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with make_trainer(tmp_path, FullDisk(), LearningCurves()) as trainer:
+        with make_trainer(tmp_path, FullDisk(), LearningCurves(), max_duration="4ep") as trainer:
             trainer.fit()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -92,7 +90,7 @@ def test_on_a_full_disk_there_is_no_picture_and_the_run_has_trained(tmp_path, ca
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_the_curves_equal_the_logged_values(tmp_path):
+def test_curves_equal_the_logged_values(tmp_path):
     memory, curves = InMemoryLogger(), LearningCurves()
     with make_trainer(tmp_path, LRMonitor(), curves, memory) as trainer:
         trainer.fit()
@@ -109,7 +107,7 @@ def test_the_curves_equal_the_logged_values(tmp_path):
         assert drawn[panel][label] == (steps, values)
 
 
-def test_the_rates_of_all_groups_are_drawn_without_another_callback(tmp_path):
+def test_learning_rates_of_all_groups_are_drawn_without_lr_monitor(tmp_path):
     def two_groups(params: Any) -> torch.optim.Optimizer:
         first, other = params
         groups: Any = [{"params": [first], "lr": 0.5}, {"params": [other], "lr": torch.tensor(0.25)}]
@@ -122,7 +120,7 @@ def test_the_rates_of_all_groups_are_drawn_without_another_callback(tmp_path):
     assert drawn == {"SGD": ([1, 2, 3], [0.5] * 3), "SGD/group1": ([1, 2, 3], [0.25] * 3)}
 
 
-def test_a_rate_on_a_device_is_read_at_the_end_as_it_was_then(tmp_path):
+def test_a_learning_rate_in_a_tensor_is_drawn_as_it_was_at_each_batch(tmp_path):
     class Halve(Callback):
         def batch_end(self, state: State, logger: Logger) -> None:
             state.optimizers[0].param_groups[0]["lr"].mul_(0.5)  # in place, as schedulers do on a GPU
@@ -137,7 +135,7 @@ def test_a_rate_on_a_device_is_read_at_the_end_as_it_was_then(tmp_path):
     assert lines(curves)["learning rate, per batch"] == {"SGD": ([1, 2, 3], [0.5, 0.25, 0.125])}
 
 
-def test_progress_is_counted_in_batches_and_epochs_and_evaluations_are_marked(tmp_path):
+def test_axes_count_batches_and_epochs_and_evaluations_have_markers(tmp_path):
     curves = LearningCurves()
     with make_trainer(tmp_path, curves, run_name="mine") as trainer:
         trainer.fit()
@@ -153,17 +151,17 @@ def test_progress_is_counted_in_batches_and_epochs_and_evaluations_are_marked(tm
     assert not draw(curves.curves, "mine", None).axes[0].child_axes  # data without a length
 
 
-def test_the_smooth_curve_does_not_lag_and_reaches_both_ends():
-    falling = [100.0 - place for place in range(100)]
+def test_a_smoothed_curve_does_not_lag_and_reaches_both_ends():
+    falling = [100.0 - step for step in range(100)]
     assert smooth(falling, 31) == pytest.approx(falling)
-    noisy = [value + (-1) ** place for place, value in enumerate(falling)]
+    noisy = [value + (-1) ** step for step, value in enumerate(falling)]
     assert np.abs(np.subtract(smooth(noisy, 31), falling)).max() < 0.3
-    holes = [math.nan if place in (0, 40, 41, 99) else value for place, value in enumerate(falling)]
-    assert np.nan_to_num(smooth(holes, 31), nan=-1) == pytest.approx(np.nan_to_num(holes, nan=-1))
+    gaps = [math.nan if step in (0, 40, 41, 99) else value for step, value in enumerate(falling)]
+    assert smooth(gaps, 31) == pytest.approx(gaps, nan_ok=True)
     assert math.isnan(smooth([math.nan] * 3, 3)[1]) and smooth([1.0], 3) == [1.0]
 
 
-def test_the_loss_of_many_batches_is_smoothed_and_that_is_said():
+def test_the_loss_of_many_batches_is_smoothed_and_the_legend_says_so():
     curves = LearningCurves()
     for step in range(1, 201):
         loss = math.nan if step >= 180 else 3.0 - 0.01 * step + 0.1 * (-1) ** step
@@ -179,14 +177,13 @@ def test_the_loss_of_many_batches_is_smoothed_and_that_is_said():
 def test_a_loss_over_many_powers_of_ten_has_a_logarithmic_axis():
     curves = LearningCurves()
     for step in range(1, 5):
-        curves.log_records(
-            [MetricRecord({"loss/train/total": 10.0**step, "loss/eval/total": 0.1}, step, Timestamp(), 0.0)]
-        )
+        losses: dict[str, Any] = {"loss/train/total": 10.0**step, "loss/eval/total": 0.1}
+        curves.log_records([MetricRecord(losses, step, Timestamp(), 0.0)])
     assert draw(curves.curves, "run", None).axes[0].get_yscale() == "log"
 
 
 @pytest.mark.parametrize("values", [[1.0], [math.nan, math.nan], [math.inf, 1e300, -1e300], [0.0, 0.0]])
-def test_any_values_have_a_picture(values: list[float]):
+def test_any_values_can_be_drawn(values: list[float]):
     curves = LearningCurves()
     for step, value in enumerate(values, start=1):
         metrics: dict[str, Any] = {"loss/train/total": value, "loss/eval/total": value, "metrics/eval/$\\frac{": value}
@@ -234,27 +231,21 @@ def test_a_checkpoint_of_a_thousand_keys_is_small():
     assert restored == original
 
 
-def test_a_resumed_run_draws_the_whole_of_it(tmp_path):
+def test_a_resumed_run_draws_the_curves_from_the_start(tmp_path):
     whole, first, second = LearningCurves(), LearningCurves(), LearningCurves()
     torch.manual_seed(0)
-    weights = nn.Linear(3, 2).state_dict()
-
-    def model() -> ClassificationModel:
-        module = nn.Linear(3, 2)
-        module.load_state_dict(weights)
-        return ClassificationModel(module, 2)
-
-    with make_trainer(tmp_path, whole, model=model()) as trainer:
+    with make_trainer(tmp_path, whole) as trainer:
         trainer.fit()
-    with make_trainer(tmp_path, first, model=model()) as trainer:
-        trainer.fit("7ba")
+    torch.manual_seed(0)
+    with make_trainer(tmp_path, first) as trainer:
+        trainer.fit("4ba")
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
-    with make_trainer(tmp_path, second, model=model(), resume_path=tmp_path / "checkpoint") as trainer:
+    with make_trainer(tmp_path, second, resume_path=tmp_path / "checkpoint") as trainer:
         trainer.fit()
     drawn, expected = lines(second), lines(whole)
-    # The first part ended with an evaluation that the whole run lacks.
+    # The first session ended with an evaluation that the uninterrupted run lacks.
     steps, values = drawn["loss"]["eval"]
-    extra = steps.index(7)
+    extra = steps.index(4)
     assert (steps[:extra] + steps[extra + 1 :], values[:extra] + values[extra + 1 :]) == expected["loss"]["eval"]
     assert drawn["loss"]["train"] == expected["loss"]["train"]
 
@@ -265,11 +256,11 @@ def test_arguments_are_checked(filename: str):
         LearningCurves(filename)
 
 
-def test_rates_are_drawn_at_every_batch_first_and_ever_more_rarely():
+def test_learning_rates_are_drawn_at_each_batch_at_first_and_then_ever_more_rarely():
     points = [1]
     while points[-1] < 100_000:
         points.append(next_point(points[-1]))
     assert points[:256] == [*range(1, 257)]
     gaps = [after - before for before, after in pairwise(points)]
     assert gaps == sorted(gaps) and len(points) < 256 + 128 * 10
-    assert next_point(points[-2] + 1) == points[-1]  # wherever a run goes on, its points are the same
+    assert next_point(points[-2] + 1) == points[-1]  # a resumed run has the same points

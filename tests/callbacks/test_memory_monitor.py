@@ -6,67 +6,57 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch import nn
+from tiny_runs import make_data, tiny_trainer
 
-from runner import Callback, ClassificationModel, Trainer
+from runner import Callback
 from runner.callbacks import InMemoryLogger, MemoryMonitor
 from runner.callbacks import memory_monitor as module
-from runner.data import TensorLoader
 
 GIGABYTE = 1e9
 
 
 class Hold(Callback):
-    """Allocates memory at one batch and frees it at another."""
+    """Allocates memory at the start of batch `first`, and frees it at the start of batch `last`."""
 
     def __init__(self, first: int, last: int, size: int, device: str = "cpu"):
         self.first, self.last, self.size, self.device = first, last, size, device
-        self.seen: list[float] = []
+        self.rss: list[float] = []
 
     def batch_start(self, state, logger):
-        time.sleep(0.06)  # so that each batch is looked at
+        time.sleep(0.06)  # so that each batch is measured
         if state.timestamp.batch + 1 == self.first:
             self.held = torch.ones(self.size // 4, device=self.device)
         if state.timestamp.batch + 1 == self.last:
             del self.held
 
     def batch_end(self, state, logger):
-        self.seen.append(psutil.Process().memory_info().rss / GIGABYTE)
+        self.rss.append(psutil.Process().memory_info().rss / GIGABYTE)
 
 
 def fit(*callbacks: Callback, **arguments: Any) -> InMemoryLogger:
     memory = InMemoryLogger()
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(5, 3), 3),
-        "train_dataloader": TensorLoader(torch.randn(24, 5), torch.arange(24) % 3, batch_size=4, shuffle=True),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "max_duration": "6ba",
-        "callbacks": callbacks,
-        "loggers": [memory],
-        "device": "cpu",
-    }
-    with Trainer(**(defaults | arguments)) as trainer:
+    with tiny_trainer(*callbacks, loggers=[memory], **({"max_duration": "6ba"} | arguments)) as trainer:
         trainer.fit()
     return memory
 
 
-def test_the_resident_set_equals_psutil_s():
+def test_the_resident_set_size_equals_psutils():
     hold = Hold(3, 5, 200_000_000)
     memory = fit(hold, MemoryMonitor())
     assert {key for key in memory.data if key.startswith("memory/")} == {"memory/rss", "memory/peak_rss"}
     steps, now = memory.get_timeseries("memory/rss")
     assert steps == [*range(1, 7)]
-    assert now == pytest.approx(hold.seen, rel=0.01)
+    assert now == pytest.approx(hold.rss, rel=0.01)
     peak = memory.get_timeseries("memory/peak_rss")[1]
-    # Linux counts to within some pages.
+    # Linux's counts may be off by some pages.
     assert peak == pytest.approx(sorted(peak), abs=0.005)
     assert all(highest > current - 0.005 for highest, current in zip(peak, now, strict=True))
     assert now[2] - now[1] == pytest.approx(0.2, abs=0.02)
-    assert peak[5] >= now[5] + 0.15  # what was given back is remembered
+    assert peak[5] >= now[5] + 0.15  # the peak includes memory that was freed
 
 
 @pytest.mark.usefixtures("steady")
-def test_without_proc_it_is_as_large(monkeypatch):
+def test_the_resident_set_size_without_proc_is_the_same(monkeypatch):
     with_proc = fit(MemoryMonitor(), Hold(0, 0, 0)).get_timeseries("memory/rss")[1]
     assert len(with_proc) == 6
     monkeypatch.setattr(module, "STATUS", "/nowhere")
@@ -75,29 +65,27 @@ def test_without_proc_it_is_as_large(monkeypatch):
     assert memory.get_timeseries("memory/peak_rss")[1][0] > 0
 
 
-def test_short_batches_are_not_all_looked_at():
-    loader = TensorLoader(torch.randn(4000, 5), torch.arange(4000) % 3, batch_size=4, shuffle=False)
-    began = time.perf_counter()
-    steps, _ = fit(MemoryMonitor(), train_dataloader=loader, max_duration="1ep").get_timeseries("memory/rss")
+def test_short_batches_are_not_all_measured():
+    start = time.perf_counter()
+    steps, _ = fit(MemoryMonitor(), train_dataloader=make_data(2000), max_duration="1ep").get_timeseries("memory/rss")
     assert steps[0] == 1
-    assert 1 < len(steps) <= 100 * (time.perf_counter() - began) + 1
+    assert 1 < len(steps) <= 100 * (time.perf_counter() - start) + 1
 
 
-def test_files_are_closed(monkeypatch):
+def test_files_are_closed():
     process = psutil.Process()
     before = process.num_fds()
     fit(MemoryMonitor())
     assert process.num_fds() <= before
 
 
-def test_a_choice_of_cudas_statistics_without_cuda_is_one_message(caplog):
-    with_choice = MemoryMonitor({"allocated_bytes.all.peak": "peak"})
-    memory = fit(with_choice)
+def test_memory_keys_without_cuda_give_one_warning(caplog):
+    memory = fit(MemoryMonitor({"allocated_bytes.all.peak": "peak"}))
     assert caplog.messages == ["memory_keys is not used: the model is on cpu; memory/rss is logged"]
     assert "memory/peak" not in memory.data and "memory/rss" in memory.data
 
 
-def test_one_process_is_the_average_of_itself():
+def test_the_aggregates_of_one_process_are_its_values():
     memory = fit(MemoryMonitor(dist_aggregate_batch_interval=3))
     for kind in ("avg", "min", "max"):
         steps, values = memory.get_timeseries(f"memory/rss_{kind}")
@@ -106,34 +94,24 @@ def test_one_process_is_the_average_of_itself():
         assert values == [logged[step] for step in steps]
 
 
-def test_ranks_are_compared(run_ranks):
+def test_all_ranks_log_the_average_the_least_and_the_most_memory(run_ranks):
     def program():
         import torch
-        from torch import nn
+        from tiny_runs import tiny_trainer
 
-        from runner import ClassificationModel, Trainer, get_global_rank
+        from runner import get_global_rank
         from runner.callbacks import InMemoryLogger, MemoryMonitor
-        from runner.data import TensorLoader
 
         rank = get_global_rank()
-        memory = InMemoryLogger()
-        data = TensorLoader(torch.randn(24, 5), torch.arange(24) % 3, batch_size=4, shuffle=False)
         held = torch.ones(rank * 100_000_000)
-        with Trainer(
-            model=ClassificationModel(nn.Linear(5, 3), 3),
-            train_dataloader=data,
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            max_duration="1ep",
-            device="cpu",
-            callbacks=[MemoryMonitor(dist_aggregate_batch_interval=4)],
-            loggers=[memory],
-        ) as trainer:
+        monitor, memory = MemoryMonitor(dist_aggregate_batch_interval=4), InMemoryLogger()
+        with tiny_trainer(monitor, loggers=[memory], max_duration="6ba") as trainer:
             trainer.fit()
         print(*(memory.get_timeseries(f"memory/rss{end}") for end in ("", "_avg", "_min", "_max")), sep="\n")
         assert len(held) == rank * 100_000_000
 
     first, second = ([eval(line) for line in rank.stdout.splitlines()] for rank in run_ranks(program))
-    assert first[1:] == second[1:]  # all ranks know the comparison
+    assert first[1:] == second[1:]
     own = [dict(zip(*series[0], strict=True))[4] for series in (first, second)]
     average, least, most = first[1:]
     assert average == ([4], [pytest.approx(sum(own) / 2)])
@@ -143,7 +121,7 @@ def test_ranks_are_compared(run_ranks):
 
 
 @pytest.mark.gpu
-def test_the_memory_of_a_gpu():
+def test_the_allocated_memory_of_a_gpu_is_logged():
     hold = Hold(3, 5, 200_000_000, "cuda")
     keys = {"memory/alloc_retries"} | {
         f"memory/{when}_{what}_mem"
@@ -159,7 +137,7 @@ def test_the_memory_of_a_gpu():
 
 
 @pytest.mark.gpu
-def test_an_unknown_statistic_is_an_error_that_names_near_ones():
+def test_the_error_for_an_unknown_statistic_names_similar_keys():
     with pytest.raises(ValueError, match="'allocated_bytes.all.peek' is not a key .*near: allocated_bytes.all.peak"):
         fit(MemoryMonitor({"allocated_bytes.all.peek": "peak"}), device="cuda")
 

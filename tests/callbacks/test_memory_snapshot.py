@@ -55,7 +55,7 @@ def test_snapshots_have_allocations_with_their_stacks(tmp_path: Path):
     entries = [entry for trace in snapshot["device_traces"] for entry in trace if entry["size"] >= 12_000_000]
     names = {frame["name"] for entry in entries if entry["action"] == "alloc" for frame in entry["frames"]}
     assert "batch_start" in names
-    # After the run nothing is recorded.
+    # Nothing is recorded after the run.
     before = len(torch.cuda.memory._snapshot().get("device_traces", [[]])[0])
     torch.ones(5_000_000, device="cuda")
     assert len(torch.cuda.memory._snapshot().get("device_traces", [[]])[0]) == before

@@ -31,7 +31,7 @@ class Model(ClassificationModel):
 
 
 class WithoutTrainMetrics(Model):
-    """A model without the metrics that count a batch before the optimizer steps."""
+    """A model without training metrics, which would include a batch before the optimizer steps."""
 
     def metrics(self, train: bool) -> Mapping[str, Any]:
         return {} if train else super().metrics(train)

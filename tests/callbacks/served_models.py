@@ -34,7 +34,7 @@ def load(folder: Path) -> Any:
 @contextmanager
 def serving(folder: Path) -> Iterator[Callable[[Any], tuple[int, Any]]]:
     """Serve the model, and yield a function that posts rows and returns the status and content of the response."""
-    # The import of transformers fails if torchvision's operators do not load, as with a CPU build of torch.
+    # Unprepared, transformers cannot be imported beside a torchvision without operators, as with a CPU build of torch.
     (folder / "site").mkdir()
     prepare = "from runner.libraries.targets import prepare_import\nprepare_import('transformers')\n"
     (folder / "site" / "sitecustomize.py").write_text(prepare)

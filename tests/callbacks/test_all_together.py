@@ -73,7 +73,7 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]], retrained: 
     assert {key for key, _ in counts} == expected | best
     twice = {point for point, count in counts.items() if count > 1}
     assert {key for key, _ in twice} <= {"time/remaining_estimate", "time/train", "time/val", "time/total"}
-    assert {step for _, step in twice} <= {max(step for _, step in counts)}  # once more at the end
+    assert {step for _, step in twice} <= {max(step for _, step in counts)}  # logged again at the end
     lines = [json.loads(line) for line in (run_folder(folder) / "metrics.jsonl").read_text().splitlines()]
     in_lines = {(key, line["step"]) for line in lines for key in line.get("metrics", {})}
     events = event_accumulator.EventAccumulator(str(run_folder(folder) / "tensorboard"), {"scalars": 0}).Reload()

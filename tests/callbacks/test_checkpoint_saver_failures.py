@@ -12,16 +12,7 @@ from typing import Any
 
 import pytest
 from python_process import PATIENCE, wait_until
-from saver_runs import (
-    Model,
-    SendSignal,
-    WithoutTrainMetrics,
-    assert_equal_weights,
-    fit,
-    make_trainer,
-    saved,
-    target,
-)
+from saver_runs import Model, SendSignal, WithoutTrainMetrics, assert_equal_weights, fit, make_trainer, saved, target
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -125,19 +116,18 @@ def test_an_error_saves_nothing_if_only_part_of_the_state_is_updated(tmp_path, e
 
 @pytest.mark.parametrize("interval", ["5ba", "1ep"])
 def test_a_resumed_run_repeats_an_evaluation_that_failed(tmp_path, interval: str):
-    """The last batch is saved. A usual cause is a mistake in a metric, which the first evaluation shows."""
+    """The last batch is saved. A usual cause is a mistake in a metric, which shows at the first evaluation."""
 
     class Fails(Callback):
         def eval_batch_end(self, state, logger):
             raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
-        fit(tmp_path, CheckpointSaver("9ep"), Fails(), model=Model(), eval_interval=interval)
+        fit(tmp_path, CheckpointSaver("9ep"), Fails(), eval_interval=interval)
     (name,) = saved(tmp_path)
     memory, expected = InMemoryLogger(), InMemoryLogger()
-    arguments = {"model": Model(), "eval_interval": interval}
-    resumed = fit(tmp_path, CheckpointSaver("9ep"), memory, **arguments, resume_path=tmp_path)
-    whole = fit(tmp_path / "whole", CheckpointSaver("9ep"), expected, **(arguments | {"model": Model()}))
+    resumed = fit(tmp_path, CheckpointSaver("9ep"), memory, eval_interval=interval, resume_path=tmp_path)
+    whole = fit(tmp_path / "whole", CheckpointSaver("9ep"), expected, eval_interval=interval)
     assert resumed.state.metric_values == whole.state.metric_values
     batch = int(name.partition("-ba")[2])
     for key in expected.data:
@@ -216,7 +206,7 @@ def test_an_algorithm_that_fails_at_the_end_of_an_epoch_leaves_no_checkpoint(tmp
 
 
 def test_an_error_at_the_start_of_an_epoch_leaves_no_checkpoint(tmp_path):
-    """A run resumed from it would start the epoch twice."""
+    """A run resumed from such a checkpoint would start the epoch twice."""
 
     class Fails(Callback):
         def epoch_start(self, state, logger):

@@ -75,9 +75,9 @@ def mirroring(**arguments: Any) -> CheckpointSaver:
     return CheckpointSaver(**{"mirror": "faulty://runs", "mirror_timeout": PATIENCE, **arguments})
 
 
-def mirrored(name: str = "tiny") -> list[str]:
+def mirrored() -> list[str]:
     """Return the names of the complete checkpoints on the mirror, newest first."""
-    return [*Mirror(f"faulty://runs/{name}").saved()]
+    return [*Mirror("faulty://runs/tiny").saved()]
 
 
 def contents(remote: type[Faulty]) -> dict[str, bytes]:
@@ -112,8 +112,8 @@ def test_downloads_equal_uploads(tmp_path: Path, remote: type[Faulty]):
     (tmp_path / "copy").mkdir()
     mirror.download(mirror.read_index("ep4-ba16"), "ep4-ba16", tmp_path / "copy")
     assert saved(tmp_path / "copy") == {"ep4-ba16"}
-    place = Path("checkpoints", "ep4-ba16", "state.pt")
-    assert (tmp_path / "copy" / place).read_bytes() == (tmp_path / "run" / place).read_bytes()
+    copy, original = (tmp_path / name / "checkpoints" / "ep4-ba16" / "state.pt" for name in ("copy", "run"))
+    assert copy.read_bytes() == original.read_bytes()
 
 
 def test_an_unreachable_mirror_gives_one_warning_and_catches_up_once_it_is_back(
@@ -134,7 +134,7 @@ def test_an_unreachable_mirror_gives_one_warning_and_catches_up_once_it_is_back(
     assert {*mirrored()} == saved(tmp_path) == {"ep1-ba4", "ep2-ba8", "ep3-ba12", "ep4-ba16"}
 
 
-def test_the_end_reports_a_mirror_without_the_last_checkpoint(
+def test_a_mirror_without_the_last_checkpoint_is_reported_at_the_end(
     tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
 ):
     def full(path: str, content: bytes) -> bytes:

@@ -20,7 +20,7 @@ BATCH = 7  # the first batch with a value that is not finite; an epoch has four
 
 
 class SetValue(Callback):
-    """Sets the loss or a weight to a value after each batch from `BATCH` on, and before batch `until`."""
+    """Sets the loss or a weight to a value at the end of each batch from `BATCH` to the one before `until`."""
 
     def __init__(self, part: str, value: float, until: int = 10**9):
         self.part, self.value, self.until = part, value, until

@@ -30,7 +30,7 @@ FUNCTIONS = (
 )
 QUICK = ("after_forward", "epoch_checkpoint", "init", "getitem")
 OWN = '''
-"""Code of a user."""
+"""A user's code, which fails at PLACE."""
 from functools import partial
 
 import torch
@@ -152,7 +152,7 @@ PARTS = (
 
 
 def fail_and_replay(place: str, folder: Path, run_app: Any, *arguments: str) -> dict[str, Any]:
-    """Assert that the bundle of a run that fails at a place fails again in another folder; return its crash.json."""
+    """Assert that the bundle of a run that fails at `place` fails again in another folder; return its crash.json."""
     events = [hook for hook in HOOKS if hook != "batch_start"]
     (folder / "own.py").write_text(f"PLACE = {place!r}\nEVENTS = {events!r}\n{OWN}")
     first = run_app(*SMALL, *PARTS, *arguments, exit_code=1)
@@ -201,9 +201,7 @@ def crashed(tmp_path: Path, run_here: Any) -> Path:
     return tmp_path / "run" / "crash.zip"
 
 
-def test_a_strangers_bundle_needs_permission_for_its_classes_and_its_code(
-    crashed: Path, tmp_path: Path, run_app: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_strangers_bundle_needs_permission_for_its_classes_and_its_code(crashed: Path, tmp_path: Path, run_app: Any):
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(crashed, other)
@@ -266,7 +264,7 @@ def test_a_bundle_leaves_out_files_that_exceed_max_size(tmp_path: Path, run_here
     assert "after batch 0" in again.out and "the failure of the run: RuntimeError" in again.err
 
 
-def test_resuming_a_finished_run_changes_no_files(tmp_path: Path, run_here: Any):
+def test_resuming_a_finished_run_changes_at_most_its_result(tmp_path: Path, run_here: Any):
     run_here("model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver,crash_bundle]", "hydra.run.dir=run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert "this run has finished" in run_here("resume", "run", code=2).err

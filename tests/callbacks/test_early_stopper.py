@@ -69,7 +69,7 @@ def test_training_ends_one_epoch_after_the_patience(best: int, patience: int):
         ([1, 2, 3, 3, 3], {"monitor": "Mean", "comp": "lt"}, 5),
     ],
 )
-def test_improvements_exceed_min_delta(script: list[float], arguments: dict, expected: int):
+def test_min_delta_and_direction_define_an_improvement(script: list[float], arguments: dict, expected: int):
     arguments = {"monitor": "loss"} | arguments
     assert trained_epochs(script, EarlyStopper(**arguments)) == expected
 

@@ -122,21 +122,21 @@ def depths(path: Path) -> list[tuple[int, str]]:
 
 def test_durations_come_from_a_real_clock(tmp_path: Path):
     memory = InMemoryLogger()
-    began = time.perf_counter()
+    start = time.perf_counter()
     with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
         trainer.fit()
     table = rows(memory)
     assert 12e3 * SLEEP <= table["slow", "batch_end"]["ms"] < sum(cells["ms"] for cells in table.values())
-    assert sum(cells["ms"] for cells in table.values()) <= 1e3 * (time.perf_counter() - began)
+    assert sum(cells["ms"] for cells in table.values()) <= 1e3 * (time.perf_counter() - start)
 
 
 @pytest.mark.usefixtures("ticking")
 def test_the_table_has_the_costs_of_callbacks(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
-        began = time.perf_counter()
+        start = time.perf_counter()
         trainer.fit()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
     table = rows(memory)
     slow = table["slow", "batch_end"]
     assert slow["calls"] == 12

@@ -219,6 +219,7 @@ def test_a_model_that_is_not_a_language_model_gives_one_warning(caplog):
 )
 def test_arguments_are_checked(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
+    defaults: dict[str, Any] = {"prompts": ["a"]}
     with pytest.raises(ValueError) as caught:
-        Generate(**({"prompts": ["a"]} | arguments))
+        Generate(**(defaults | arguments))
     assert str(caught.value).startswith(f"{name}={value!r}")

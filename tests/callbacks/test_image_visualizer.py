@@ -15,7 +15,7 @@ from runner.pictures.samples import to_pictures
 
 
 class Brightest(nn.Module):
-    """Predicts as the class of an image its brightest row."""
+    """Predicts the index of the brightest row of an image."""
 
     def __init__(self):
         super().__init__()

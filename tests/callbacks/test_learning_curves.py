@@ -109,8 +109,8 @@ def test_curves_equal_the_logged_values(tmp_path):
 
 def test_learning_rates_of_all_groups_are_drawn_without_lr_monitor(tmp_path):
     def two_groups(params: Any) -> torch.optim.Optimizer:
-        first, other = params
-        groups: Any = [{"params": [first], "lr": 0.5}, {"params": [other], "lr": torch.tensor(0.25)}]
+        weight, bias = params
+        groups: Any = [{"params": [weight], "lr": 0.5}, {"params": [bias], "lr": torch.tensor(0.25)}]
         return torch.optim.SGD(groups)
 
     curves = LearningCurves()
@@ -225,9 +225,9 @@ def test_a_checkpoint_of_a_thousand_keys_is_small():
     curves.log_records([MetricRecord(metrics, step, Timestamp(), 0.0) for step in range(1, 2000)])
     kept = curves.state_dict()
     assert len(kept["curves"]) == 8 and kept["points"].shape == (8 * 1999, 2)
-    other = LearningCurves()
-    other.load_state_dict(kept)
-    restored, original = ([list(curve.values) for curve in logger.curves.values()] for logger in (other, curves))
+    loaded = LearningCurves()
+    loaded.load_state_dict(kept)
+    restored, original = ([list(curve.values) for curve in logger.curves.values()] for logger in (loaded, curves))
     assert restored == original
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -48,36 +48,40 @@ def first_weights(*callbacks: Callback, **arguments: Any) -> dict[str, Tensor]:
     return first.weights
 
 
-def equal(weights: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return weights.keys() == other.keys() and all(torch.equal(weights[key], other[key]) for key in weights)
+def equal(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
+
+
+class OtherRun(NamedTuple):
+    """The folder of another run, and its weights after training."""
+
+    folder: Path
+    weights: dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory) -> tuple[Path, dict[str, Tensor]]:
-    """The folder of another run, and its weights after training."""
+def other(tmp_path_factory) -> OtherRun:
     folder = tmp_path_factory.mktemp("other")
     with make_trainer(1) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, folder / "checkpoints" / "ep1-ba6")
-        return folder, weights_of(trainer.state)
+        return OtherRun(folder, weights_of(trainer.state))
 
 
 @pytest.mark.parametrize("event", ["before_load", "after_load"])
 @pytest.mark.parametrize("path", ["", "checkpoints/ep1-ba6"])
-def test_training_starts_with_the_other_runs_weights(event: str, path: str, other, caplog):
+def test_training_starts_with_the_other_runs_weights(event: str, path: str, other: OtherRun, caplog):
     caplog.set_level("INFO", "runner")
-    folder, weights = other
-    assert equal(first_weights(LoadCheckpoint(folder / path, event=event)), weights)
-    assert f"4 of 4 weights loaded from {folder.resolve()}" in caplog.text
+    assert equal(first_weights(LoadCheckpoint(other.folder / path, event=event)), other.weights)
+    assert f"4 of 4 weights loaded from {other.folder.resolve()}" in caplog.text
 
 
-def test_weights_in_ignore_keys_are_not_loaded(other):
-    folder, weights = other
-    load = LoadCheckpoint(folder, ignore_keys=["module.head.*"])
+def test_weights_in_ignore_keys_are_not_loaded(other: OtherRun):
+    load = LoadCheckpoint(other.folder, ignore_keys=["module.head.*"])
     initial = first_weights()
-    assert equal(first_weights(load), {key: (initial if "head" in key else weights)[key] for key in initial})
+    assert equal(first_weights(load), {key: (initial if "head" in key else other.weights)[key] for key in initial})
     loaded = first_weights(load, network=make_network(4))  # a head of another shape
-    assert torch.equal(loaded["module.body.weight"], weights["module.body.weight"])
+    assert torch.equal(loaded["module.body.weight"], other.weights["module.body.weight"])
 
 
 @pytest.mark.parametrize(
@@ -100,45 +104,44 @@ def test_weights_in_ignore_keys_are_not_loaded(other):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_named(network: Any, arguments: dict, message: str, other):
+def test_weights_that_do_not_fit_are_named(network: Any, arguments: dict, message: str, other: OtherRun):
     with pytest.raises(ValueError, match=message):
-        make_trainer(2, LoadCheckpoint(other[0], **arguments), network=network())
+        make_trainer(2, LoadCheckpoint(other.folder, **arguments), network=network())
 
 
-def test_without_strict_only_matching_weights_are_loaded(other, caplog):
+def test_without_strict_only_matching_weights_are_loaded(other: OtherRun, caplog):
     caplog.set_level("INFO", "runner")
-    folder, weights = other
-    loaded = first_weights(LoadCheckpoint(folder, strict=False), network=make_network(3, "base"))
-    assert torch.equal(loaded["module.head.weight"], weights["module.head.weight"])
+    loaded = first_weights(LoadCheckpoint(other.folder, strict=False), network=make_network(3, "base"))
+    assert torch.equal(loaded["module.head.weight"], other.weights["module.head.weight"])
     assert "2 of 4 weights loaded" in caplog.text and "missing module.base.weight, module.base.bias" in caplog.text
 
 
 @pytest.mark.parametrize(("event", "winner"), [("before_load", "load_path"), ("after_load", "callback")])
-def test_the_weights_that_are_loaded_last_win(event: str, winner: str, other, tmp_path):
+def test_the_weights_that_are_loaded_last_win(event: str, winner: str, other: OtherRun, tmp_path):
     with make_trainer(3) as trainer:
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
-        weights = {"load_path": weights_of(trainer.state), "callback": other[1]}
-    loaded = first_weights(LoadCheckpoint(other[0], event=event), load_path=tmp_path / "checkpoint")
+        weights = {"load_path": weights_of(trainer.state), "callback": other.weights}
+    loaded = first_weights(LoadCheckpoint(other.folder, event=event), load_path=tmp_path / "checkpoint")
     assert equal(loaded, weights[winner])
 
 
 @pytest.mark.parametrize("event", ["before_load", "after_load"])
-def test_a_resumed_run_keeps_its_own_weights(event: str, other, tmp_path):
-    with make_trainer(2, LoadCheckpoint(other[0], event=event)) as whole:
+def test_a_resumed_run_keeps_its_own_weights(event: str, other: OtherRun, tmp_path):
+    with make_trainer(2, LoadCheckpoint(other.folder, event=event)) as whole:
         whole.fit()
         expected = weights_of(whole.state)
-    with make_trainer(2, LoadCheckpoint(other[0], event=event)) as first:
+    with make_trainer(2, LoadCheckpoint(other.folder, event=event)) as first:
         first.fit(duration="3ba")
         save_checkpoint(first.state, tmp_path / "checkpoint")
-    load = LoadCheckpoint(other[0], event=event)
+    load = LoadCheckpoint(other.folder, event=event)
     with make_trainer(2, load, resume_path=tmp_path / "checkpoint") as second:
         second.fit()
         assert equal(weights_of(second.state), expected)
 
 
 @pytest.mark.parametrize("event", ["before_load", "after_load"])
-def test_a_resumed_run_does_not_need_the_checkpoint_that_it_loaded(event: str, other, tmp_path):
-    with make_trainer(2, LoadCheckpoint(other[0], event=event)) as first:
+def test_a_resumed_run_does_not_need_the_checkpoint_that_it_loaded(event: str, other: OtherRun, tmp_path):
+    with make_trainer(2, LoadCheckpoint(other.folder, event=event)) as first:
         first.fit(duration="3ba")
         save_checkpoint(first.state, tmp_path / "checkpoint")
         expected = weights_of(first.state)
@@ -147,13 +150,13 @@ def test_a_resumed_run_does_not_need_the_checkpoint_that_it_loaded(event: str, o
         assert equal(weights_of(second.state), expected)
 
 
-def test_the_average_is_loaded_and_a_new_average_starts_from_it(other, tmp_path):
+def test_the_average_is_loaded_and_a_new_average_starts_from_it(other: OtherRun, tmp_path):
     with make_trainer(1, algorithms=[EMA("2ba")]) as first:
         first.fit()
         save_checkpoint(first.state, tmp_path / "averaged")
         with evaluation_weights(first.state):
             average = weights_of(first.state)
-    assert not equal(average, other[1])
+    assert not equal(average, other.weights)
     load, start = LoadCheckpoint(tmp_path / "averaged"), FirstWeights()
     with make_trainer(2, load, start, algorithms=[EMA("1000ba")]) as second:
         second.fit()
@@ -163,7 +166,7 @@ def test_the_average_is_loaded_and_a_new_average_starts_from_it(other, tmp_path)
     assert torch.allclose(new_average["module.head.weight"], average["module.head.weight"], atol=1e-2)
 
 
-def test_all_ranks_load_the_weights(run_ranks, other):
+def test_all_ranks_load_the_weights(run_ranks, other: OtherRun):
     program = f"""
         from collections import OrderedDict
 
@@ -175,7 +178,7 @@ def test_all_ranks_load_the_weights(run_ranks, other):
         from runner.callbacks import LoadCheckpoint
         from runner.data import TensorLoader
 
-        load = LoadCheckpoint({str(other[0])!r}, event="after_load")
+        load = LoadCheckpoint({str(other.folder)!r}, event="after_load")
         network = nn.Sequential(OrderedDict(body=nn.Linear(5, 4), head=nn.Linear(4, 3)))
         with tiny_trainer(
             load,
@@ -187,7 +190,7 @@ def test_all_ranks_load_the_weights(run_ranks, other):
             trainer.fit()
             print([weight.sum().item() for weight in trainer.state.unwrapped_model.state_dict().values()])
     """
-    expected = str([weight.sum().item() for weight in other[1].values()])
+    expected = str([weight.sum().item() for weight in other.weights.values()])
     assert [rank.stdout.strip() for rank in run_ranks(program)] == [expected] * 2
 
 

@@ -112,12 +112,12 @@ def test_all_ranks_log_the_average_the_least_and_the_most_memory(run_ranks):
 
     first, second = ([eval(line) for line in rank.stdout.splitlines()] for rank in run_ranks(program))
     assert first[1:] == second[1:]
-    own = [dict(zip(*series[0], strict=True))[4] for series in (first, second)]
+    values = [dict(zip(*series[0], strict=True))[4] for series in (first, second)]
     average, least, most = first[1:]
-    assert average == ([4], [pytest.approx(sum(own) / 2)])
-    assert least == ([4], [own[0]])
-    assert most == ([4], [own[1]])
-    assert own[1] - own[0] == pytest.approx(0.4, abs=0.1)
+    assert average == ([4], [pytest.approx(sum(values) / 2)])
+    assert least == ([4], [values[0]])
+    assert most == ([4], [values[1]])
+    assert values[1] - values[0] == pytest.approx(0.4, abs=0.1)
 
 
 @pytest.mark.gpu

@@ -212,16 +212,19 @@ def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
         assert {*load_file(path)} == {"net.weight", "net.bias"}
 
 
-@pytest.mark.parametrize("save_format", ["torch_export", "torchscript", ONNX])
-def test_outputs_may_be_nested_except_for_torchscript(save_format: str, tmp_path: Path):
+def test_torchscript_refuses_nested_outputs(tmp_path: Path):
+    arguments = {"model": DictOutputs(nested=True), "train_dataloader": [named_batch()]}
+    trainer = make_trainer(tmp_path, ExportForInference("torchscript"), **arguments)
+    with pytest.raises(RuntimeError, match="^save_format='torchscript' supports only tensors, tup"):
+        trainer.fit()
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("save_format", ["torch_export", ONNX])
+def test_outputs_may_be_nested(save_format: str, tmp_path: Path):
     batch = {"y": torch.zeros(4, 1), "x": torch.randn(4, 2), "offset": torch.randn(4, 1)}
     export = ExportForInference(save_format)
     with make_trainer(tmp_path, export, model=DictOutputs(nested=True), train_dataloader=[batch]) as trainer:
-        if save_format == "torchscript":
-            with pytest.raises(RuntimeError, match="^save_format='torchscript' supports only tensors, tup"):
-                trainer.fit()
-            assert [*tmp_path.iterdir()] == []
-            return
         trainer.fit()
         (named, more), _ = trainer.state.unwrapped_model(batch).values()
     if save_format == "onnx":

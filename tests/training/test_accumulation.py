@@ -1,4 +1,4 @@
-"""Microbatches whose size is found: what is copied when, and what failed attempts leave. What ranks wait for."""
+"""Gradient accumulation with `microbatch_size=auto`: retries after running out of memory, and how ranks wait."""
 
 from __future__ import annotations
 
@@ -18,105 +18,105 @@ from runner.training import accumulation
 BATCH, BATCHES = 4, 5
 
 
-class Seen(torchmetrics.SumMetric):
-    """Samples seen; notes how often its state is asked for, as is done to copy it."""
+class SampleCount(torchmetrics.SumMetric):
+    """The number of samples; counts how often its state is read, which happens when it is copied."""
 
-    asked = 0
+    reads = 0
 
     @property
     def metric_state(self):
-        Seen.asked += 1
+        SampleCount.reads += 1
         return super().metric_state
 
 
-class Lean(ClassificationModel):
-    """Counts samples with running statistics and a metric, and has room for `room` samples at a time."""
+class LimitedMemory(ClassificationModel):
+    """Has batch norm and a metric, and runs out of memory with more than `capacity` samples at a time."""
 
-    def __init__(self, room: int = BATCH):
+    def __init__(self):
         super().__init__(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(), 2)
-        self.room = room
+        self.capacity = BATCH
 
     def forward(self, batch):
         outputs = super().forward(batch)
-        if self.training and len(batch[0]) > self.room:
+        if self.training and len(batch[0]) > self.capacity:
             raise torch.OutOfMemoryError("out of memory")
         return outputs
 
     def metrics(self, train):
-        return {"seen": Seen()} if train else {}
+        return {"samples": SampleCount()} if train else {}
 
     def update_metric(self, batch, outputs, metric):
         metric.update(float(len(batch[0])))
 
 
-class Rooms(Callback):
-    """Gives the model other room at some batches, and notes which batches had what they count copied."""
+class Capacities(Callback):
+    """Changes the model's capacity at some batches, and records before which batches the metric was copied."""
 
-    def __init__(self, rooms: dict[int, int]):
-        self.rooms = rooms
+    def __init__(self, capacities: dict[int, int]):
+        self.capacities = capacities
         self.copies: list[int] = []
 
     def batch_start(self, state, logger):
         model: Any = state.unwrapped_model
-        model.room = self.rooms.get(state.timestamp.batch, model.room)
-        self.asked = Seen.asked
+        model.capacity = self.capacities.get(state.timestamp.batch, model.capacity)
+        self.reads = SampleCount.reads
 
     def batch_end(self, state, logger):
-        self.copies.append(int(Seen.asked > self.asked))
+        self.copies.append(int(SampleCount.reads > self.reads))
 
 
 def make_trainer(
-    folder: Path, rooms: dict[int, int], samples: int = BATCH * BATCHES, **arguments: Any
-) -> tuple[Trainer, Rooms]:
+    folder: Path, capacities: dict[int, int], samples: int = BATCH * BATCHES, **arguments: Any
+) -> tuple[Trainer, Capacities]:
     torch.manual_seed(0)
     inputs = torch.randn(samples, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    watch = Rooms(rooms)
-    given = {"model": Lean(), "max_duration": "2ep", "microbatch_size": "auto"} | arguments
+    callback = Capacities(capacities)
+    arguments = {"model": LimitedMemory(), "max_duration": "2ep", "microbatch_size": "auto"} | arguments
     return Trainer(
         train_dataloader=TensorLoader(inputs, (inputs[:, 0] > 0).long(), batch_size=BATCH, shuffle=True),
         optimizers=lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.9),
-        callbacks=[watch],
+        callbacks=[callback],
         device="cpu",
         run_dir=folder,
-        **given,
-    ), watch
+        **arguments,
+    ), callback
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {key: one.clone() for key, one in trainer.state.unwrapped_model.state_dict().items()}
+    return {key: value.clone() for key, value in trainer.state.unwrapped_model.state_dict().items()}
 
 
-def test_what_a_batch_counts_is_copied_only_until_its_shapes_have_fit(tmp_path: Path):
-    trainer, watch = make_trainer(tmp_path, {}, samples=BATCH * BATCHES - 1)
+def test_metrics_are_copied_only_until_a_batch_of_these_shapes_has_fit(tmp_path: Path):
+    trainer, callback = make_trainer(tmp_path, {}, samples=BATCH * BATCHES - 1)
     with trainer:
         trainer.fit()
-    assert watch.copies == [1, 0, 0, 0, 1, *[0] * 5]  # the last batch of an epoch has one sample less
+    assert callback.copies == [1, 0, 0, 0, 1, *[0] * 5]  # the last batch of an epoch has one sample less
 
 
-def test_an_attempt_that_failed_leaves_nothing_and_its_size_is_tried_with_copies(tmp_path: Path):
-    trainer, watch = make_trainer(tmp_path / "auto", {0: 2})
+def test_a_batch_that_is_repeated_in_microbatches_equals_one_that_was_split_at_once(tmp_path: Path):
+    trainer, callback = make_trainer(tmp_path / "auto", {0: 2})
     with trainer:
         trainer.fit()
-    assert watch.copies == [1, *[0] * 9] and trainer.state.samples_per_microbatch == 2
-    assert float(trainer.state.train_metric_values["seen"]) == BATCH * BATCHES
+    assert callback.copies == [1, *[0] * 9] and trainer.state.samples_per_microbatch == 2
+    assert float(trainer.state.train_metric_values["samples"]) == BATCH * BATCHES
     plain, _ = make_trainer(tmp_path / "plain", {}, microbatch_size=2)
     with plain:
         plain.fit()
     torch.testing.assert_close(weights(trainer), weights(plain), rtol=0, atol=0)
 
 
-def test_more_memory_in_use_is_a_reason_to_copy_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_metrics_are_copied_again_if_more_memory_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     used = iter([10, 30, 20, 30, 31, *[31] * 5])
     monkeypatch.setattr(accumulation, "bytes_in_use", lambda device: next(used))
-    trainer, watch = make_trainer(tmp_path, {4: 2})  # memory runs out at the fifth batch, when more is in use
+    trainer, callback = make_trainer(tmp_path, {4: 2})  # the fifth batch, with more bytes in use, runs out of memory
     with trainer:
         trainer.fit()
-    assert watch.copies == [1, 1, 0, 0, 1, *[0] * 5] and trainer.state.samples_per_microbatch == 2
-    assert float(trainer.state.train_metric_values["seen"]) == BATCH * BATCHES
+    assert callback.copies == [1, 1, 0, 0, 1, *[0] * 5] and trainer.state.samples_per_microbatch == 2
+    assert float(trainer.state.train_metric_values["samples"]) == BATCH * BATCHES
 
 
-def test_where_nothing_is_counted_a_batch_can_always_be_done_again(tmp_path: Path):
-    class Plain(Lean):
+def test_without_metrics_and_buffers_any_batch_can_be_repeated(tmp_path: Path):
+    class Plain(LimitedMemory):
         def metrics(self, train):
             return {}
 
@@ -128,23 +128,21 @@ def test_where_nothing_is_counted_a_batch_can_always_be_done_again(tmp_path: Pat
     assert trainer.state.samples_per_microbatch == 1 and trainer.state.timestamp.batch == 2 * BATCHES
 
 
-def test_where_a_batch_had_fit_running_out_ends_the_run_and_a_resumed_run_is_the_one_with_smaller_microbatches(
-    tmp_path: Path,
-):
-    trainer, watch = make_trainer(tmp_path / "run", {3: 2})
+def test_out_of_memory_after_a_batch_of_these_shapes_fit_ends_the_run_which_can_be_resumed(tmp_path: Path):
+    trainer, callback = make_trainer(tmp_path / "run", {3: 2})
     with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught, trainer:
         trainer.fit(duration="3ba")
         trainer.save_checkpoint(tmp_path / "saved")
         trainer.fit(duration="7ba")
     notes = "\n".join(caught.value.__notes__)
     assert "microbatches of 4 samples had fit" in notes and "resume the run with trainer.microbatch_size=2" in notes
-    assert watch.copies == [1, 0, 0] and not trainer.state.is_consistent
+    assert callback.copies == [1, 0, 0] and not trainer.state.is_consistent
 
-    resumed, watch = make_trainer(tmp_path / "run", {3: 2}, resume_path=tmp_path / "saved")
+    resumed, callback = make_trainer(tmp_path / "run", {3: 2}, resume_path=tmp_path / "saved")
     with resumed:
         resumed.fit()
-    assert watch.copies == [1, *[0] * 6] and resumed.state.samples_per_microbatch == 2
-    assert float(resumed.state.train_metric_values["seen"]) == BATCH * BATCHES
+    assert callback.copies == [1, *[0] * 6] and resumed.state.samples_per_microbatch == 2
+    assert float(resumed.state.train_metric_values["samples"]) == BATCH * BATCHES
 
     plain, _ = make_trainer(tmp_path / "plain", {})
     with plain:
@@ -155,11 +153,13 @@ def test_where_a_batch_had_fit_running_out_ends_the_run_and_a_resumed_run_is_the
 
 
 class Graph:
+    """A batch of unknown size."""
+
     def to(self, device):
         return self
 
 
-def test_shapes_of_batches():
+def test_shapes_of_a_batch_are_none_if_they_do_not_determine_its_size():
     image, label = torch.zeros(2, 3), torch.zeros(2)
     assert shapes_of((image, label)) == ((image.shape,), (label.shape,))
     assert shapes_of({"a": [image], "b": None, "c": "text"}) == (((image.shape,),), (), ())
@@ -167,7 +167,7 @@ def test_shapes_of_batches():
     assert shapes_of((label, Graph())) is None and shapes_of([label, nested]) is None
 
 
-def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ranks, tmp_path: Path):
+def test_a_rank_keeps_its_gradient_if_another_runs_out_of_memory_with_new_shapes(run_ranks, tmp_path: Path):
     def program():
         import torch
         import torchmetrics
@@ -176,20 +176,20 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
         from runner import ClassificationModel, Trainer, get_global_rank
         from runner.data import Sharded
 
-        class Lean(ClassificationModel):
-            """Takes the mean over lengths; there is no room for more than two samples of length 5."""
+        class LimitedMemory(ClassificationModel):
+            """Takes the mean over lengths, and runs out of memory with more than two samples of length 5."""
 
-            room = 2 * 5 * 3
+            capacity = 2 * 5 * 3
             passes = 0
 
             def forward(self, batch):
                 self.passes += 1
-                if len(batch[0]) > 2 and batch[0].numel() > self.room:
+                if len(batch[0]) > 2 and batch[0].numel() > self.capacity:
                     raise torch.OutOfMemoryError("out of memory")
                 return self.module(batch[0].mean(1))
 
             def metrics(self, train):
-                return {"seen": torchmetrics.SumMetric()}
+                return {"samples": torchmetrics.SumMetric()}
 
             def update_metric(self, batch, outputs, metric):
                 metric.update(float(len(batch[0])))
@@ -197,12 +197,12 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
         def train(size):
             torch.manual_seed(0)
             generator = torch.Generator().manual_seed(get_global_rank())
-            lengths = [2, 2, 2, 5 if get_global_rank() == 0 else 2, 2]  # the fourth is new on rank 0 alone
+            lengths = [2, 2, 2, 5 if get_global_rank() == 0 else 2, 2]  # only rank 0 meets a new length
             batches = [
                 (torch.randn(4, length, 3, dtype=torch.float64, generator=generator), torch.arange(4) % 2)
                 for length in lengths
             ]
-            model = Lean(nn.Linear(3, 2).double(), 2)
+            model = LimitedMemory(nn.Linear(3, 2).double(), 2)
             with Trainer(
                 model=model,
                 train_dataloader=Sharded(batches),
@@ -215,7 +215,7 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
             return {
                 "size": state.samples_per_microbatch,
                 "passes": model.passes,
-                "seen": float(state.train_metric_values["seen"]),
+                "samples": float(state.train_metric_values["samples"]),
                 "weights": dict(state.unwrapped_model.state_dict()),
             }
 
@@ -224,12 +224,12 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
     run_ranks(program)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for auto, plain in ranks:
-        assert auto["size"] == 2 and auto["seen"] == plain["seen"] == 40
+        assert auto["size"] == 2 and auto["samples"] == plain["samples"] == 40
         torch.testing.assert_close(auto["weights"], plain["weights"], rtol=1e-12, atol=0)
     assert [auto["passes"] for auto, _ in ranks] == [3 + 1 + 2 + 2, 3 + 1 + 2]
 
 
-def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_ranks):
+def test_a_rank_runs_its_forward_pass_before_the_other_ranks_send_their_loss_weights(run_ranks):
     def program():
         import time
         from pathlib import Path
@@ -242,7 +242,7 @@ def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_r
 
         computed = Path("computed")
 
-        class Weighed(ClassificationModel):
+        class Weighted(ClassificationModel):
             def forward(self, batch):
                 outputs = super().forward(batch)
                 if get_global_rank() == 0:
@@ -252,12 +252,12 @@ def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_r
             def loss_weight(self, batch):
                 end = time.monotonic() + 60
                 while get_global_rank() == 1 and not computed.exists():
-                    assert time.monotonic() < end, "rank 0 waits for this rank's weight before it computes"
+                    assert time.monotonic() < end, "rank 0 waits for this rank's weight before its forward pass"
                     time.sleep(0.01)
                 return batch[1].sum()
 
         with Trainer(
-            model=Weighed(nn.Linear(3, 2), 2),
+            model=Weighted(nn.Linear(3, 2), 2),
             train_dataloader=Sharded([(torch.zeros(4, 3), torch.ones(4, dtype=torch.int64))]),
             optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
             device="cpu",

@@ -1,3 +1,5 @@
+"""Checks of the Trainer's arguments: durations, hooks and models."""
+
 from __future__ import annotations
 
 import re
@@ -36,7 +38,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG)
-def test_a_wrong_argument_is_an_error_before_there_is_anything_and_in_the_trainer(wrong: dict, message: str):
+def test_check_arguments_and_the_trainer_refuse_a_wrong_argument(wrong: dict, message: str):
     with pytest.raises((ValueError, TypeError), match=message):
         check_arguments(**wrong)
     with pytest.raises((ValueError, TypeError), match=message):
@@ -44,14 +46,14 @@ def test_a_wrong_argument_is_an_error_before_there_is_anything_and_in_the_traine
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "1", True, None])
-def test_a_seed_is_a_whole_number(seed):
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
     with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number, at least 0"):
         check_arguments(seed=seed)
     with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number, at least 0"):
         make_trainer(seed=seed)
 
 
-def test_what_is_right_passes():
+def test_valid_arguments_are_accepted():
     check_arguments()
     check_arguments(max_duration="90m", eval_interval=0, iteration_length=2, grad_accum=4, seed=2**40)
     assert check_duration(3) == "3ep" and check_duration("1h30m") == Time(5400, "sec")
@@ -78,14 +80,14 @@ def test_hooks_of_another_kind_are_refused(argument: str, value, message: str):
         make_trainer(**{argument: value})
 
 
-def test_hooks_may_be_one_several_none_or_named():
-    for none in (None, (), [], {}):
-        with make_trainer(callbacks=none, algorithms=none, loggers=none) as trainer:
+def test_hooks_can_be_an_instance_a_sequence_a_mapping_or_none():
+    for empty in (None, (), [], {}):
+        with make_trainer(callbacks=empty, algorithms=empty, loggers=empty) as trainer:
             assert trainer.state.algorithms == trainer.state.loggers == ()
-    one, memory = Callback(), InMemoryLogger()
-    for form in (one, [one], (one,), {"mine": one}):
-        with make_trainer(callbacks=form, loggers=memory) as trainer:
-            assert one in trainer.state.callbacks and trainer.state.loggers == (memory,)
+    callback, memory = Callback(), InMemoryLogger()
+    for callbacks in (callback, [callback], (callback,), {"mine": callback}):
+        with make_trainer(callbacks=callbacks, loggers=memory) as trainer:
+            assert callback in trainer.state.callbacks and trainer.state.loggers == (memory,)
 
 
 def test_a_duration_in_tokens_needs_a_model_that_counts_them():
@@ -104,7 +106,7 @@ def test_a_duration_in_tokens_needs_a_model_that_counts_them():
         assert trainer.state.timestamp.token == 10
 
 
-class Right(Model):
+class ValidModel(Model):
     def forward(self, batch: Any) -> Any:
         return batch
 
@@ -112,17 +114,17 @@ class Right(Model):
         return outputs
 
 
-class TwoInputs(Right):
+class TwoInputs(ValidModel):
     def forward(self, x: Any, y: Any) -> Any:  # type: ignore[override]
         return x
 
 
-class NoTrain(Right):
+class NoArgument(ValidModel):
     def metrics(self) -> Any:  # type: ignore[override]
         return {}
 
 
-class StepOfABatch(Right):
+class StepWithBatch(ValidModel):
     def training_step(self, batch: Any, index: int) -> Any:  # type: ignore[override]
         return batch
 
@@ -131,17 +133,17 @@ class StepOfABatch(Right):
     ("kind", "message"),
     [
         (TwoInputs, r"TwoInputs.forward cannot be called as forward\(batch\): define forward\(self, batch\)"),
-        (NoTrain, r"NoTrain.metrics cannot be called as metrics\(train\): define metrics\(self, train\)"),
-        (StepOfABatch, r"StepOfABatch.training_step cannot be called as training_step\(state\)"),
+        (NoArgument, r"NoArgument.metrics cannot be called as metrics\(train\): define metrics\(self, train\)"),
+        (StepWithBatch, r"StepWithBatch.training_step cannot be called as training_step\(state\)"),
     ],
 )
-def test_a_model_that_cannot_be_called_is_refused(kind: type[Model], message: str):
-    check_model(Right())
+def test_a_model_whose_methods_have_other_parameters_is_refused(kind: type[Model], message: str):
+    check_model(ValidModel())
     with pytest.raises(TypeError, match=message):
         check_model(kind())
 
 
-def test_a_lazy_module_that_has_seen_nothing_is_refused():
+def test_a_lazy_module_that_has_not_run_is_refused():
     model = ClassificationModel(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)), 3)
     with pytest.raises(ValueError, match=r"model=ClassificationModel: module.0.weight has no shape yet; run a batch"):
         check_model(model)

@@ -1,3 +1,5 @@
+"""Batches of any loader: their order and random numbers by seed and epoch, their number, dtype and device."""
+
 from __future__ import annotations
 
 from itertools import chain
@@ -26,7 +28,9 @@ def make_stream(loader: Any, precision: str = "fp32", seed: int = 0, label: str 
 
 
 def numbers(stream: BatchStream, epoch: int = 0, batch: int = 0) -> list[list[int]]:
-    return [(one[0] if isinstance(one, tuple | list) else one).tolist() for one in stream.start(epoch, batch)]
+    """Return the numbers in the batches of an epoch, from a batch on."""
+    batches = stream.start(epoch, batch)
+    return [(batch[0] if isinstance(batch, tuple | list) else batch).tolist() for batch in batches]
 
 
 def dataset(size: int = 10) -> TensorDataset:
@@ -34,14 +38,14 @@ def dataset(size: int = 10) -> TensorDataset:
 
 
 class Epochs:
-    """A sampler that notes the epochs it is told, and begins each with that number."""
+    """A sampler that records the epochs passed to `set_epoch`, and begins each epoch with that number."""
 
     def __init__(self, size: int = 10):
-        self.size, self.epoch, self.told = size, 0, []
+        self.size, self.epoch, self.epochs = size, 0, []
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        self.told.append(epoch)
+        self.epochs.append(epoch)
 
     def __iter__(self):
         return iter([(number + self.epoch) % self.size for number in range(self.size)])
@@ -73,7 +77,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_any_batch_of_any_epoch_can_be_reached(name: str):
+def test_an_epoch_can_start_at_any_batch(name: str):
     make = LOADERS[name]
     stream = make_stream(make())
     epochs = [numbers(stream, epoch) for epoch in range(3)]
@@ -81,25 +85,25 @@ def test_any_batch_of_any_epoch_can_be_reached(name: str):
     assert epochs[0] != epochs[1] != epochs[2]
     for epoch in (2, 0, 1):
         for batch in range(5):
-            torch.rand(batch + 1)  # whatever was drawn in between
+            torch.rand(batch + 1)  # other random numbers do not matter
             assert numbers(make_stream(make()), epoch, batch) == epochs[epoch][batch:]
             assert numbers(stream, epoch, batch) == epochs[epoch][batch:]
 
 
 @pytest.mark.parametrize("name", ["shuffled", "own generator", "sampler's generator", "batch sampler"])
-def test_the_seed_of_the_run_orders_torch_dataloaders(name: str):
+def test_the_order_of_torch_dataloaders_depends_on_the_seed_of_the_run(name: str):
     orders = {str(numbers(make_stream(LOADERS[name](), seed=seed))) for seed in range(4)}
     assert len(orders) == 4
 
 
-@pytest.mark.parametrize("where", ["sampler", "batch_sampler", "loader", "within batch_sampler"])
-def test_samplers_are_told_the_epoch(where: str):
+@pytest.mark.parametrize("owner", ["sampler", "batch_sampler", "loader", "within batch_sampler"])
+def test_set_epoch_is_called_on_loaders_and_samplers(owner: str):
     sampler: Any = Epochs()
-    if where == "sampler":
+    if owner == "sampler":
         loader: Any = DataLoader(dataset(), batch_size=5, sampler=sampler)
-    elif where == "within batch_sampler":
+    elif owner == "within batch_sampler":
         loader = DataLoader(dataset(), batch_sampler=BatchSampler(sampler, 5, False))
-    elif where == "batch_sampler":
+    elif owner == "batch_sampler":
 
         class Batches(Epochs):
             def __iter__(self) -> Any:
@@ -117,10 +121,10 @@ def test_samplers_are_told_the_epoch(where: str):
         loader = sampler = Loader()
     stream = make_stream(loader)
     assert numbers(stream, 0)[0] == [0, 1, 2, 3, 4] and numbers(stream, 3, 1) == [[8, 9, 0, 1, 2]]
-    assert sampler.told == [0, 3]
+    assert sampler.epochs == [0, 3]
 
 
-def test_augmentation_of_a_plain_dataset_is_a_function_of_epoch_and_batch():
+def test_random_numbers_of_a_dataset_depend_on_epoch_and_batch_alone():
     class Noisy(torch.utils.data.Dataset):
         def __len__(self):
             return 8
@@ -130,9 +134,9 @@ def test_augmentation_of_a_plain_dataset_is_a_function_of_epoch_and_batch():
 
     def noise(epoch: int, batch: int = 0) -> list[list[float]]:
         read = []
-        for one in make_stream(DataLoader(Noisy(), batch_size=2)).start(epoch, batch):
-            read.append(one.tolist())
-            torch.rand(len(read) + batch)  # others draw in between
+        for values in make_stream(DataLoader(Noisy(), batch_size=2)).start(epoch, batch):
+            read.append(values.tolist())
+            torch.rand(len(read) + batch)  # other random numbers do not matter
         return read
 
     assert noise(1)[2:] == noise(1, 2) and noise(0) != noise(1)
@@ -144,30 +148,30 @@ def test_augmentation_of_a_plain_dataset_is_a_function_of_epoch_and_batch():
     [lambda: [torch.arange(5), torch.arange(5, 10)], lambda: DataLoader(Stream(), batch_size=5)],
     ids=["list", "stream"],
 )
-def test_anything_that_yields_batches_will_do(make: Any):
+def test_any_iterable_of_batches_is_a_loader(make: Any):
     assert numbers(make_stream(make())) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert numbers(make_stream(make()), 0, 1) == [[5, 6, 7, 8, 9]]
 
 
-def test_lengths_and_counts():
+def test_a_stream_knows_its_length_and_counts_the_samples_of_each_batch():
     stream = make_stream(TensorLoader(torch.arange(10), batch_size=4, shuffle=False))
     assert stream.length == 3
-    assert [stream.counts(index, one) for index, one in enumerate(stream.start())] == [(4, 4), (4, 4), (2, 2)]
-    foreign = make_stream([torch.zeros(4), torch.zeros(2)])
-    assert foreign.length == 2
-    assert [foreign.counts(index, one) for index, one in enumerate(foreign.start())] == [(4, 4), (2, 2)]
-    assert make_stream(one for one in [torch.zeros(1)]).length is None
+    assert [stream.counts(index, batch) for index, batch in enumerate(stream.start())] == [(4, 4), (4, 4), (2, 2)]
+    plain = make_stream([torch.zeros(4), torch.zeros(2)])
+    assert plain.length == 2
+    assert [plain.counts(index, batch) for index, batch in enumerate(plain.start())] == [(4, 4), (2, 2)]
+    assert make_stream(batch for batch in [torch.zeros(1)]).length is None
 
 
 @pytest.mark.parametrize("name", ["tensors", "shuffled"])
-def test_floating_tensors_are_cast(name: str):
-    types = {tuple(tensor.dtype for tensor in one) for one in make_stream(LOADERS[name](), "bf16").start()}
+def test_bf16_casts_floating_tensors_and_amp_does_not(name: str):
+    types = {tuple(tensor.dtype for tensor in batch) for batch in make_stream(LOADERS[name](), "bf16").start()}
     assert types == {(torch.int64, torch.bfloat16)}
-    types = {tuple(tensor.dtype for tensor in one) for one in make_stream(LOADERS[name](), "amp_bf16").start()}
+    types = {tuple(tensor.dtype for tensor in batch) for batch in make_stream(LOADERS[name](), "amp_bf16").start()}
     assert types == {(torch.int64, torch.float32)}
 
 
-def test_what_cannot_be_read_is_named():
+def test_an_unusable_loader_is_an_error_that_names_its_argument():
     with pytest.raises(TypeError, match="train_dataloader=3: must be iterable, yielding batches"):
         make_stream(3)
     with pytest.raises(TypeError, match="put a data set into a DataLoader or a runner.data.DatasetLoader"):
@@ -176,13 +180,13 @@ def test_what_cannot_be_read_is_named():
         make_stream(DataLoader(dataset(3), batch_size=4, drop_last=True), label="test")
 
 
-def test_one_process_may_use_any_sampler():
+def test_a_single_process_may_use_any_sampler():
     for loader in (DataLoader(dataset()), DataLoader(dataset(), sampler=SequentialSampler(dataset()))):
         assert make_stream(loader).length == 10
 
 
 @pytest.mark.parametrize("kind", ["dataset", "tensors", "moved"])
-def test_batches_travel_to_a_device_as_they_were_read_and_are_transformed_there(kind: str):
+def test_batches_are_moved_to_the_device_before_they_are_transformed(kind: str):
     seen: list[tuple[str, torch.dtype]] = []
 
     def normalize(batch: torch.Tensor) -> torch.Tensor:

@@ -1,3 +1,5 @@
+"""Evaluation and prediction: their events and values, and that they leave the state of training unchanged."""
+
 from __future__ import annotations
 
 import itertools
@@ -39,7 +41,7 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
 
 
 def layers(state: State) -> Any:
-    """The network itself, to be called and indexed."""
+    """Return the network inside the model, with a type that can be called and indexed."""
     return state.unwrapped_model.module
 
 
@@ -58,15 +60,15 @@ def test_the_events_of_eval_and_predict():
         trace.events.clear()
         trainer.eval()
         batch = ["EVAL_BATCH_START", "EVAL_BEFORE_FORWARD", "EVAL_AFTER_FORWARD", "EVAL_BATCH_END"]
-        one = ["EVAL_START", *batch * 3, "EVAL_END"]
-        assert trace.events == ["EVAL_STANDALONE_START", *one, *one, "EVAL_STANDALONE_END"]
+        evaluator = ["EVAL_START", *batch * 3, "EVAL_END"]
+        assert trace.events == ["EVAL_STANDALONE_START", *evaluator * 2, "EVAL_STANDALONE_END"]
         trace.events.clear()
         trainer.predict(data)
         batch = ["PREDICT_BATCH_START", "PREDICT_BEFORE_FORWARD", "PREDICT_AFTER_FORWARD", "PREDICT_BATCH_END"]
         assert trace.events == ["PREDICT_START", *batch * 3, "PREDICT_END"]
 
 
-def test_values_are_means_over_samples_also_with_an_uneven_last_batch():
+def test_loss_and_accuracy_are_means_over_samples_even_if_the_last_batch_is_smaller():
     memory = InMemoryLogger()
     with make_trainer(loggers=memory) as trainer:
         values = trainer.eval()["eval"]
@@ -84,8 +86,8 @@ def test_predictions_are_the_outputs_in_order_on_the_cpu():
     with make_trainer() as trainer:
         outputs = trainer.predict(make_data(7, 3))
         expected = layers(trainer.state).eval()(torch.cat([inputs for inputs, _ in make_data(7, 3)]))
-    assert [len(one) for one in outputs] == [3, 3, 1]
-    assert all(one.device.type == "cpu" and not one.requires_grad for one in outputs)
+    assert [len(output) for output in outputs] == [3, 3, 1]
+    assert all(output.device.type == "cpu" and not output.requires_grad for output in outputs)
     torch.testing.assert_close(torch.cat(outputs), expected)
 
 
@@ -103,25 +105,25 @@ def snapshot(state) -> dict[str, Any]:
     }
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return one is other or torch.equal(one, other)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one is other or one == other
+def is_equal(before: Any, after: Any) -> bool:
+    if isinstance(before, Tensor):
+        return before is after or torch.equal(before, after)
+    if isinstance(before, list):
+        return len(before) == len(after) and all(map(is_equal, before, after))
+    return before is after or before == after
 
 
-@pytest.mark.parametrize("how", ["due", "eval", "predict"])
-def test_evaluation_leaves_training_as_it_was(how: str):
-    compared = []
+@pytest.mark.parametrize("kind", ["interval", "eval", "predict"])
+def test_evaluation_leaves_the_state_of_training_unchanged(kind: str):
+    changes = []
 
     class Compares(Callback):
         def batch_end(self, state, logger):
-            layers(state)[2].eval()  # a mode of its own, as a frozen layer has
+            layers(state)[2].eval()  # as for a frozen layer
             self.before = snapshot(state)
-            if how == "eval":
+            if kind == "eval":
                 trainer.eval()
-            if how == "predict":
+            if kind == "predict":
                 trainer.predict(make_data())
 
         def eval_batch_end(self, state, logger):
@@ -130,41 +132,42 @@ def test_evaluation_leaves_training_as_it_was(how: str):
 
         def batch_checkpoint(self, state, logger):
             after = snapshot(state)
-            compared.append([name for name in after if not same(self.before[name], after[name])])
+            changes.append([name for name in after if not is_equal(self.before[name], after[name])])
 
-    with make_trainer(Compares(), max_duration="4ba", eval_interval="1ba" if how == "due" else 0) as trainer:
+    with make_trainer(Compares(), max_duration="4ba", eval_interval="1ba" if kind == "interval" else 0) as trainer:
         trainer.fit()
         assert torch.is_grad_enabled()
-    assert compared == [[]] * 4
+    assert changes == [[]] * 4
     assert any(module.training for module in trainer.state.unwrapped_model.modules())
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_all_of_training_is_back_when_an_evaluation_has_ended(fits: bool):
-    """In the middle of training; and alone, before it."""
-    found: list[Any] = []
+def test_the_event_after_an_evaluation_sees_the_state_from_before_it(fits: bool):
+    last: list[Any] = []
 
-    class Looks(Callback):
+    def attributes(state: State) -> list[Any]:
+        return [state.batch, state.outputs, state.dataloader, state.dataloader_label, state.dataloader_len]
+
+    class Compares(Callback):
         def batch_end(self, state, logger):
-            found.append((state.batch, state.outputs, state.dataloader, state.dataloader_label, state.dataloader_len))
+            last[:] = attributes(state)
 
         def eval_after_all(self, state, logger):
-            now = (state.batch, state.outputs, state.dataloader, state.dataloader_label, state.dataloader_len)
-            assert all(one is other for one, other in zip(now, found[-1], strict=True))
+            assert all(after is before for after, before in zip(attributes(state), last, strict=True))
             assert state.model.training and torch.is_grad_enabled()
-            found.append("eval_after_all")
+            last[:] = ["eval_after_all"]
 
         def eval_standalone_end(self, state, logger):
             assert not hasattr(state, "batch") and state.dataloader is state.dataloader_label is None
             assert torch.is_grad_enabled()
-            found.append("eval_standalone_end")
+            last[:] = ["eval_standalone_end"]
 
-    with make_trainer(Looks(), max_duration="1ep", eval_interval="1ba") as trainer:
+    with make_trainer(Compares(), max_duration="1ep", eval_interval="1ba") as trainer:
         trainer.fit() if fits else trainer.eval()
-    assert found[-1] == ("eval_after_all" if fits else "eval_standalone_end")
+    assert last == ["eval_after_all" if fits else "eval_standalone_end"]
 
 
-def test_evaluation_before_training_leaves_what_is_in_flight_unset():
+def test_evaluation_before_training_leaves_batch_outputs_and_loss_unset():
     with make_trainer() as trainer:
         trainer.eval()
         trainer.predict(make_data())
@@ -174,46 +177,46 @@ def test_evaluation_before_training_leaves_what_is_in_flight_unset():
         assert trainer.state.dataloader_label is None
 
 
-class Doubles(Algorithm):
-    """Evaluates with weights twice as large, as an average would replace them."""
+class DoublesBias(Algorithm):
+    """Evaluates with a bias twice as large, and counts the evaluations that have not restored it."""
 
-    inside = 0
+    active = 0
 
     @contextmanager
     def evaluation_weights(self, state):
         bias = layers(state)[3].bias
         with torch.no_grad():
             bias.mul_(2)
-        self.inside += 1
+        self.active += 1
         try:
             yield
         finally:
             with torch.no_grad():
                 bias.div_(2)
-            self.inside -= 1
+            self.active -= 1
 
 
-def test_evaluation_sees_the_weights_of_algorithms_and_training_its_own():
-    doubles = Doubles()
-    seen: dict[str, set[int]] = {}
+def test_only_evaluation_and_prediction_use_the_evaluation_weights_of_algorithms():
+    algorithm = DoublesBias()
+    active: dict[str, set[int]] = {}
 
-    class Looks(Callback):
+    class RecordsActive(Callback):
         def run_event(self, event, state, logger):
-            seen.setdefault(event.name, set()).add(doubles.inside)
+            active.setdefault(event.name, set()).add(algorithm.active)
 
-    with make_trainer(Looks(), algorithms=doubles, eval_interval="1ba", max_duration="2ep") as trainer:
+    with make_trainer(RecordsActive(), algorithms=algorithm, eval_interval="1ba", max_duration="2ba") as trainer:
         trainer.fit()
         trainer.eval()
         trainer.predict(make_data())
-    for event, inside in seen.items():
+    for event, counts in active.items():
         is_over = event in ("EVAL_AFTER_ALL", "EVAL_STANDALONE_END")
-        assert inside == ({1} if event.startswith(("EVAL", "PREDICT")) and not is_over else {0}), event
+        assert counts == ({1} if event.startswith(("EVAL", "PREDICT")) and not is_over else {0}), event
 
 
 @pytest.mark.parametrize(
-    "event", [e for e in Event if e.name.startswith(("EVAL", "PREDICT")) and "STANDALONE" not in e.name]
+    "event", [event for event in Event if event.name.startswith(("EVAL", "PREDICT")) and "STANDALONE" not in event.name]
 )
-def test_an_error_inside_puts_weights_and_modes_back(event: Event):
+def test_weights_and_modes_are_restored_after_an_error_in_an_evaluation(event: Event):
     failing = event
 
     class Fails(Callback):
@@ -222,11 +225,11 @@ def test_an_error_inside_puts_weights_and_modes_back(event: Event):
                 raise ValueError("mine")
 
         def close(self, state, logger):
-            self.inside = doubles.inside
+            self.active = algorithm.active
             self.modes = {module.training for module in state.unwrapped_model.modules()}
 
-    doubles, fails = Doubles(), Fails()
-    trainer = make_trainer(fails, algorithms=doubles, eval_interval="1ba", max_duration="2ba")
+    algorithm, callback = DoublesBias(), Fails()
+    trainer = make_trainer(callback, algorithms=algorithm, eval_interval="1ba", max_duration="2ba")
     before = layers(trainer.state)[3].bias.detach().clone()
     with pytest.raises(ValueError, match="mine"):
         if event.name.startswith("PREDICT"):
@@ -234,12 +237,12 @@ def test_an_error_inside_puts_weights_and_modes_back(event: Event):
             raise AssertionError
         trainer.state.optimizers[0].param_groups[0]["lr"] = 0.0
         trainer.fit()
-    assert (doubles.inside, fails.inside, fails.modes) == (0, 0, {True})
+    assert (algorithm.active, callback.active, callback.modes) == (0, 0, {True})
     assert torch.equal(layers(trainer.state)[3].bias, before)
     assert torch.is_grad_enabled()
 
 
-def test_a_subset_of_batches():
+def test_an_evaluator_can_read_a_subset_of_its_batches():
     evaluator = Evaluator("eval", make_data(7, 3), subset_num_batches=2)
     with make_trainer(eval_dataloader=evaluator) as trainer:
         trainer.eval()
@@ -249,15 +252,15 @@ def test_a_subset_of_batches():
 def test_an_evaluator_without_data_is_an_error():
     with pytest.raises(ValueError, match="dataloader of evaluator 'mine' has no batches"):
         make_trainer(eval_dataloader=Evaluator("mine", []))
-    once = (batch for batch in make_data())
-    trainer = make_trainer(eval_dataloader=Evaluator("mine", once), eval_interval="1ba")
+    generator = (batch for batch in make_data())
+    trainer = make_trainer(eval_dataloader=Evaluator("mine", generator), eval_interval="1ba")
     with pytest.raises(ValueError, match="evaluator 'mine' yielded no batch; an exhausted generator"):
         trainer.fit()
     assert trainer.state.timestamp.batch == 2
 
 
 @pytest.mark.parametrize("batches", [3, 2])
-def test_a_loader_that_may_have_no_end_is_told(batches: int, monkeypatch: Any, caplog: Any):
+def test_many_batches_from_a_loader_without_a_length_are_a_warning(batches: int, monkeypatch: Any, caplog: Any):
     monkeypatch.setattr(checks, "MANY", 3)
     endless = itertools.chain(make_data(4 * batches))  # without a length
     with make_trainer(eval_dataloader=Evaluator("mine", endless), eval_interval=0) as trainer:
@@ -285,7 +288,7 @@ def test_eval_without_data_is_an_error():
         trainer.eval()
 
 
-def test_algorithms_see_the_batches_of_an_evaluation():
+def test_an_algorithm_can_replace_the_outputs_of_an_evaluation():
     class Relabels(Algorithm):
         def eval_after_forward(self, state, logger):
             state.outputs = nn.functional.one_hot(state.batch[1], 2).float()
@@ -294,7 +297,7 @@ def test_algorithms_see_the_batches_of_an_evaluation():
         assert float(trainer.eval()["eval"]["MulticlassAccuracy"]) == 1.0
 
 
-def test_what_a_model_draws_depends_on_the_seed_and_the_batch_alone():
+def test_random_numbers_of_a_model_in_evaluation_depend_on_seed_and_batch_alone():
     class Noise(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
             return torch.randn(len(inputs), 2)
@@ -305,12 +308,12 @@ def test_what_a_model_draws_depends_on_the_seed_and_the_batch_alone():
 
         predict_before_forward = eval_before_forward
 
-    found = []
+    losses = []
     for callbacks in ([], [Draws()]):
         model = ClassificationModel(Noise(), 2)
         with make_trainer(*callbacks, model=model, train_dataloader=None, optimizers=None) as trainer:
-            found += [trainer.eval()["eval"]["loss"] for _ in range(2)]
+            losses += [trainer.eval()["eval"]["loss"].double() for _ in range(2)]
             outputs = trainer.predict(make_data(7, 3))
-            found.append(nn.functional.cross_entropy(torch.cat(outputs).double(), torch.arange(7) % 2))
+            losses.append(nn.functional.cross_entropy(torch.cat(outputs).double(), torch.arange(7) % 2))
             assert not torch.equal(outputs[0], outputs[1])
-    torch.testing.assert_close([one.double() for one in found], [found[0].double()] * 6, rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses, losses[:1] * 6, rtol=1e-6, atol=0)

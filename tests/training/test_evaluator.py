@@ -1,3 +1,5 @@
+"""Evaluators: their arguments, and how the Trainer makes them from its `eval_dataloader`."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -33,29 +35,29 @@ def test_a_wrong_argument_is_an_error(arguments: dict[str, Any], message: str):
         Evaluator(**{"dataloader": LOADER, **arguments})
 
 
-def test_what_the_trainer_takes_becomes_a_list_of_evaluators():
-    interval, one, two = Interval("3ba"), Evaluator("one", LOADER), Evaluator("two", LOADER, eval_interval="5ba")
+def test_a_loader_an_evaluator_or_several_become_a_list_of_evaluators():
+    interval, first, second = Interval("3ba"), Evaluator("a", LOADER), Evaluator("b", LOADER, eval_interval="5ba")
     assert ensure_evaluators(None, interval) == []
-    (made,) = ensure_evaluators(LOADER, interval)
-    assert (made.label, made.dataloader, made.eval_interval) == ("eval", LOADER, interval)
-    (alone,) = ensure_evaluators(one, interval)
-    both = ensure_evaluators((one, two), interval)
-    assert [vars(alone)] == [vars(one) | {"eval_interval": interval}]
-    assert [*map(vars, both)] == [vars(one) | {"eval_interval": interval}, vars(two)]
-    assert two.eval_interval == Interval("5ba")
-    for several in ([TensorLoader(LOADER[0], batch_size=1, shuffle=False)] * 2, {"a": LOADER}):
+    (evaluator,) = ensure_evaluators(LOADER, interval)
+    assert (evaluator.label, evaluator.dataloader, evaluator.eval_interval) == ("eval", LOADER, interval)
+    (single,) = ensure_evaluators(first, interval)
+    several = ensure_evaluators((first, second), interval)
+    assert vars(single) == vars(first) | {"eval_interval": interval}
+    assert [*map(vars, several)] == [vars(first) | {"eval_interval": interval}, vars(second)]
+    assert second.eval_interval == Interval("5ba")
+    for wrong in ([TensorLoader(LOADER[0], batch_size=1, shuffle=False)] * 2, {"a": LOADER}):
         with pytest.raises(ValueError, match="each with its label and loader"):
-            ensure_evaluators(several, interval)
+            ensure_evaluators(wrong, interval)
     with pytest.raises(ValueError, match="or a list of Evaluators, each with its label"):
-        ensure_evaluators([one, LOADER], interval)
-    with pytest.raises(ValueError, match=r"must have different labels, not \['one', 'one'\]"):
-        ensure_evaluators([one, Evaluator("one", LOADER)], interval)
+        ensure_evaluators([first, LOADER], interval)
+    with pytest.raises(ValueError, match=r"must have different labels, not \['a', 'a'\]"):
+        ensure_evaluators([first, Evaluator("a", LOADER)], interval)
 
 
-def test_an_evaluator_takes_the_interval_of_each_trainer_that_it_is_given_to():
-    one = Evaluator("one", LOADER)
+def test_each_trainer_copies_an_evaluator_and_sets_its_interval_on_the_copy():
+    evaluator = Evaluator("eval", LOADER)
     intervals = Interval("3ba"), Interval("1ep")
-    both = [*ensure_evaluators(one, intervals[0]), *ensure_evaluators(one, intervals[1])]
-    assert [made.eval_interval for made in both] == [*intervals]  # neither changes the other's
-    both[0].evaluated_at = 7
-    assert both[1].evaluated_at is one.evaluated_at is one.eval_interval is None
+    copies = [*ensure_evaluators(evaluator, intervals[0]), *ensure_evaluators(evaluator, intervals[1])]
+    assert [copy.eval_interval for copy in copies] == [*intervals]
+    copies[0].evaluated_at = 7
+    assert copies[1].evaluated_at is evaluator.evaluated_at is evaluator.eval_interval is None

@@ -1,4 +1,4 @@
-"""The key `test`: the best or the last weights on the test data after training."""
+"""`test=best` and `test=last` evaluate these weights on test data after training."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def part(first: int, last: int) -> TensorLoader:
     return TensorLoader(inputs[first:last], (inputs[first:last, 0] > 0).long(), batch_size=6, shuffle=first == 0)
 
 
-class Spoil(Callback):
-    """Makes the weights worse after the first epoch, so that the first checkpoint is the best."""
+class NegateWeights(Callback):
+    """Negates the weights after the first epoch, so that the first checkpoint is the best."""
 
     def epoch_start(self, state: Any, logger: Any) -> None:
         if state.timestamp.epoch:
@@ -64,14 +64,14 @@ def make_trainer(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
 def fit_and_test(folder: Path, weights: str | None, **arguments: Any) -> tuple[Any, Trainer, InMemoryLogger]:
     memory = InMemoryLogger()
     saver = CheckpointSaver(monitor="loss", keep=-1)
-    with make_trainer(folder, saver, Spoil(), loggers=[memory], **arguments) as trainer:
+    with make_trainer(folder, saver, NegateWeights(), loggers=[memory], **arguments) as trainer:
         trainer.fit()
         tested = evaluate_test_data(trainer, weights)
     return tested, trainer, memory
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_the_best_weights_are_tested_and_training_stays_as_it_was(tmp_path: Path, averaged: bool):
+def test_the_best_weights_are_tested_and_the_run_keeps_its_last_weights(tmp_path: Path, averaged: bool):
     def algorithms() -> list[Any]:
         return [EMA("2ba")] if averaged else []
 
@@ -91,7 +91,7 @@ def test_the_best_weights_are_tested_and_training_stays_as_it_was(tmp_path: Path
     ]
     torch.testing.assert_close(saved[0], saved[1], rtol=0, atol=0)
     assert trainer.state.timestamp.batch == 10
-    states = [dict(one.state.unwrapped_model.state_dict()) for one in (trainer, untested[1])]
+    states = [dict(run.state.unwrapped_model.state_dict()) for run in (trainer, untested[1])]
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
@@ -102,7 +102,7 @@ def test_the_last_weights_are_tested(tmp_path: Path):
     assert loss == float(trainer.state.eval_metric_values["test"]["loss"]) > 0
 
 
-def test_a_metric_without_its_label_is_that_of_the_evaluation_and_not_of_the_test(tmp_path: Path):
+def test_a_monitor_without_a_label_is_the_metric_of_the_evaluation_and_not_of_the_test(tmp_path: Path):
     saver = CheckpointSaver(monitor="MulticlassAccuracy")
     with make_trainer(tmp_path / "run", saver) as trainer:
         trainer.fit()
@@ -110,7 +110,7 @@ def test_a_metric_without_its_label_is_that_of_the_evaluation_and_not_of_the_tes
 
 
 @pytest.mark.parametrize(
-    ("arguments", "config", "said"),
+    ("arguments", "config", "message"),
     [
         (
             {"eval_dataloader": part(30, 45)},
@@ -131,19 +131,16 @@ def test_a_metric_without_its_label_is_that_of_the_evaluation_and_not_of_the_tes
         ),
     ],
 )
-def test_what_cannot_be_tested_is_refused_before_training(
-    tmp_path: Path, arguments: dict[str, Any], config: dict[str, Any], said: str
+def test_a_test_without_data_or_best_checkpoint_is_refused_before_training(
+    tmp_path: Path, arguments: dict[str, Any], config: dict[str, Any], message: str
 ):
     arguments = dict(arguments)
     saver = CheckpointSaver(monitor=arguments.pop("monitor", None))
-    with (
-        make_trainer(tmp_path / "run", saver, **arguments) as trainer,
-        pytest.raises(ValueError, match=said),
-    ):
+    with make_trainer(tmp_path / "run", saver, **arguments) as trainer, pytest.raises(ValueError, match=message):
         check_test(trainer.state, config.get("test"), objectives_of(config.get("objective")))
 
 
-def test_what_can_be_tested_is_accepted(tmp_path: Path):
+def test_the_best_weights_by_any_metric_of_training_can_be_tested(tmp_path: Path):
     for monitor in ("loss", "eval/loss", "train/MulticlassAccuracy"):
         with make_trainer(tmp_path / "run", CheckpointSaver(monitor=monitor)) as trainer:
             check_test(trainer.state, "best", ["test/loss"])
@@ -153,8 +150,9 @@ def test_test_data_with_an_interval_is_refused():
     with pytest.raises(ValueError, match="evaluator 'late': test data needs eval_interval=0"):
         with_test(None, Evaluator("late", part(0, 6), eval_interval="1ep"))
     data = DataLoader(TensorDataset(torch.zeros(2)))
-    assert [one.label for one in with_test(None, data)] == ["test"]
-    assert [one.label for one in with_test([Evaluator("a", data)], Evaluator("b", data, eval_interval=0))] == ["a", "b"]
+    assert [evaluator.label for evaluator in with_test(None, data)] == ["test"]
+    evaluators = with_test([Evaluator("a", data)], Evaluator("b", data, eval_interval=0))
+    assert [evaluator.label for evaluator in evaluators] == ["a", "b"]
 
 
 def try_out(*overrides: str) -> dry_run.Findings:
@@ -163,7 +161,7 @@ def try_out(*overrides: str) -> dry_run.Findings:
     return dry_run.try_out(Experiment(config))
 
 
-def test_check_tries_the_test_data_and_refuses_what_training_would():
+def test_a_dry_run_reads_test_data_and_refuses_the_same_tests_as_training():
     findings = try_out(*SHORT)
     assert "; eval 397 samples in 1 batch of 597; test 200 samples in 1 batch of 597; made up" in findings.data
     with pytest.raises(WrongConfig, match="test='best': this run has no test data"):
@@ -177,9 +175,9 @@ import os, signal
 from runner import Callback
 
 
-class KilledInTheTest(Callback):
+class KillInTest(Callback):
     def eval_standalone_start(self, state, logger):
-        if not os.path.exists("spared"):
+        if not os.path.exists("resumed"):
             os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -188,43 +186,43 @@ def result(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())
 
 
-def test_one_command_tests_and_a_run_cut_off_before_that_tests_when_it_is_resumed(tmp_path: Path, run_app: Any):
+def test_a_run_killed_before_its_test_is_tested_when_it_is_resumed(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
-    killer = "+callbacks.own._target_=own.KilledInTheTest"
-    run_app(*SHORT, killer, "hydra.run.dir=run", "run_name=mine", "objective=test/loss", exit_code=-signal.SIGKILL)
+    callback = "+callbacks.own._target_=own.KillInTest"
+    run_app(*SHORT, callback, "hydra.run.dir=run", "run_name=mine", "objective=test/loss", exit_code=-signal.SIGKILL)
     run = tmp_path / "run"
     assert result(run)["status"] == "RUNNING"
-    (tmp_path / "spared").touch()
-    done = run_app("resume", "run")
-    found = result(run)
-    assert found["status"] == "FINISHED"
-    assert found["tested"] == (run / "checkpoints" / "best").resolve().name
-    assert found["objective"] == found["metrics"]["test/loss"] and found["objective_name"] == "test/loss"
-    shown = " ".join(done.stdout.split())
-    assert f"test weights {found['tested']}" in shown and " test/MulticlassAccuracy 0." in shown
+    (tmp_path / "resumed").touch()
+    finished = run_app("resume", "run")
+    resumed = result(run)
+    assert resumed["status"] == "FINISHED"
+    assert resumed["tested"] == (run / "checkpoints" / "best").resolve().name
+    assert resumed["objective"] == resumed["metrics"]["test/loss"] and resumed["objective_name"] == "test/loss"
+    shown = " ".join(finished.stdout.split())
+    assert f"test weights {resumed['tested']}" in shown and " test/MulticlassAccuracy 0." in shown
     sql = "select value from metrics where key = 'loss/test/total'"
-    assert query(tmp_path / "outputs" / "mlflow.db", sql) == [(found["metrics"]["test/loss"],)]
+    assert query(tmp_path / "outputs" / "mlflow.db", sql) == [(resumed["metrics"]["test/loss"],)]
 
-    evaluated = run_app("eval", "run", "callbacks=none", "hydra.run.dir=again")
-    assert f"run/checkpoints/{found['tested']}, after" in " ".join(evaluated.stdout.split())
-    again = result(tmp_path / "again")["metrics"]
-    assert again == {key: value for key, value in again.items() if key.startswith(("eval/", "test/"))}
-    assert again["test/loss"] == found["metrics"]["test/loss"]
+    finished = run_app("eval", "run", "callbacks=none", "hydra.run.dir=evaluated")
+    assert f"run/checkpoints/{resumed['tested']}, after" in " ".join(finished.stdout.split())
+    metrics = result(tmp_path / "evaluated")["metrics"]
+    assert all(key.startswith(("eval/", "test/")) for key in metrics)
+    assert metrics["test/loss"] == resumed["metrics"]["test/loss"]
     run_app("eval", "run", "test=null", "objective=null", "callbacks=none", "hydra.run.dir=without")
     assert {key.partition("/")[0] for key in result(tmp_path / "without")["metrics"]} == {"eval"}
 
 
-def test_a_wrong_wish_is_one_message_and_leaves_nothing(tmp_path: Path, run_app: Any):
-    done = run_app(*SHORT[:-1], exit_code=2)
-    assert "test='best': the best checkpoint needs a metric" in done.stderr
+def test_a_command_with_an_impossible_test_is_refused_and_leaves_no_run(tmp_path: Path, run_app: Any):
+    finished = run_app(*SHORT[:-1], exit_code=2)
+    assert "test='best': the best checkpoint needs a metric" in finished.stderr
     assert not [*tmp_path.glob("outputs/20*/*")]
 
 
 @pytest.mark.slow
-def test_two_ranks_test_the_same(tmp_path: Path, run_app: Any):
+def test_two_ranks_test_the_same_weights_as_a_single_process(tmp_path: Path, run_app: Any):
     for ranks in (1, 2):
-        where = (f"launch.nproc_per_node={ranks}", f"hydra.run.dir=run{ranks}")
-        run_app(*SHORT, "callbacks=checkpoint_saver", "algorithms=none", *where)
-    one, two = (result(tmp_path / f"run{ranks}") for ranks in (1, 2))
-    assert one["tested"] == two["tested"]
-    assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+        overrides = (f"launch.nproc_per_node={ranks}", f"hydra.run.dir=run{ranks}")
+        run_app(*SHORT, "callbacks=checkpoint_saver", "algorithms=none", *overrides)
+    single, two = (result(tmp_path / f"run{ranks}") for ranks in (1, 2))
+    assert single["tested"] == two["tested"]
+    assert two["metrics"] == pytest.approx(single["metrics"], abs=1e-5)

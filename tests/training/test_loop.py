@@ -1,4 +1,4 @@
-"""The order of events, however long the run and whatever the loader, and what is counted meanwhile."""
+"""The order of events for durations and loaders of all kinds, and the timestamps at these events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unsized:
         return iter([*make_data(self.batches)])
 
 
-def test_one_small_run_event_by_event():
+def test_all_events_of_a_small_run_are_in_order():
     trace = Trace()
     data = make_data(2)
     evaluation = [Evaluator("val", make_data(1), eval_interval="1ep")]
@@ -79,7 +79,7 @@ def test_the_order_of_events(duration: str, batches: int, microbatches: int):
     data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=4, shuffle=False)
     if duration.endswith(("sp", "tok")):
         count, unit = int(duration.rstrip("sptok")), duration.lstrip("0123456789")
-        duration = f"{2 * count}{unit}"  # batches of four here, so that there can be four microbatches
+        duration = f"{2 * count}{unit}"  # the durations are for batches of two; these have four, for four microbatches
     with make_trainer(trace, train_dataloader=data, max_duration=duration, grad_accum=microbatches) as trainer:
         trace.take()
         trainer.fit()
@@ -117,7 +117,7 @@ def test_the_order_of_events_when_the_loader_has_no_length(duration: str, batche
     assert trace.events == fit_events(batches, finds_end=in_epochs, epoch_ends=in_epochs)
 
 
-def test_without_a_length_an_epoch_that_the_run_ended_with_ends_in_the_next_fit():
+def test_the_next_fit_ends_an_epoch_whose_end_was_unknown_because_the_loader_has_no_length():
     trace = Trace()
     with make_trainer(trace, train_dataloader=Unsized(), max_duration="4ba") as trainer:
         trainer.fit()
@@ -127,23 +127,21 @@ def test_without_a_length_an_epoch_that_the_run_ended_with_ends_in_the_next_fit(
     assert (trainer.state.timestamp.epoch, trainer.state.timestamp.batch) == (1, 5)
 
 
-def test_a_loader_that_is_its_own_iterator_loses_no_batch_when_fit_goes_on():
-    class Batches(Callback):
-        def __init__(self):
-            self.first: list[float] = []
+def test_a_second_fit_continues_an_iterator_without_losing_a_batch():
+    inputs: list[float] = []
 
+    class Inputs(Callback):
         def batch_start(self, state, logger):
-            self.first.append(round(float(state.batch[0][0, 0]), 1))
+            inputs.append(round(float(state.batch[0][0, 0]), 1))
 
-    seen = Batches()
-    with make_trainer(seen, train_dataloader=iter([*make_data(6)]), max_duration="2ba") as trainer:
+    with make_trainer(Inputs(), train_dataloader=iter([*make_data(6)]), max_duration="2ba") as trainer:
         trainer.fit()
         trainer.fit(duration="3ba")
-    assert seen.first == [0.0, 0.6, 1.2, 1.8, 2.4]
+    assert inputs == [0.0, 0.6, 1.2, 1.8, 2.4]
 
 
 @pytest.mark.parametrize("iteration", [1, 2, 3])
-def test_iterations(iteration: int):
+def test_an_iteration_is_its_number_of_epochs(iteration: int):
     trace = Trace()
     with make_trainer(trace, max_duration="4ep", iteration_length=f"{iteration}ep") as trainer:
         trace.take()
@@ -153,23 +151,23 @@ def test_iterations(iteration: int):
     assert (now.iteration, now.epoch_in_iteration) == divmod(4, iteration)
 
 
-def test_what_the_timestamp_says_at_each_event():
+def test_the_timestamp_counts_a_batch_from_batch_end_on():
     trace = Trace()
     with make_trainer(trace, max_duration="2ep") as trainer:
         trainer.fit()
-    each = [(epoch, 4 * epoch + i, i) for epoch in range(2) for i in range(4)]
-    assert trace.at("BATCH_START") == trace.at("AFTER_TRAIN_BATCH") == each
-    after = [(epoch, batch + 1, i + 1) for epoch, batch, i in each]
-    assert trace.at("BATCH_END") == trace.at("BATCH_CHECKPOINT") == after, "BATCH_END counts its batch"
+    before = [(epoch, 4 * epoch + index, index) for epoch in range(2) for index in range(4)]
+    assert trace.at("BATCH_START") == trace.at("AFTER_TRAIN_BATCH") == before
+    after = [(epoch, batch + 1, index + 1) for epoch, batch, index in before]
+    assert trace.at("BATCH_END") == trace.at("BATCH_CHECKPOINT") == after
     assert trace.at("EPOCH_END") == trace.at("EPOCH_CHECKPOINT") == [(1, 4, 0), (2, 8, 0)]
     assert trace.at("FIT_END") == [(2, 8, 0)]
 
 
 def test_a_batch_counts_samples_tokens_and_seconds():
     with make_trainer(max_duration="6ba") as trainer:
-        started = time.perf_counter()
+        start = time.perf_counter()
         trainer.fit()
-        passed = time.perf_counter() - started
+        seconds = time.perf_counter() - start
     now = trainer.state.timestamp
     assert (now.sample, now.token, now.sample_in_epoch, now.token_in_epoch) == (12, 36, 4, 12)
-    assert 0 < now.batch_wct <= now.epoch_wct <= now.total_wct <= passed
+    assert 0 < now.batch_wct <= now.epoch_wct <= now.total_wct <= seconds

@@ -1,4 +1,4 @@
-"""Within one batch: what the state holds when, how microbatches share it, and what algorithms may change."""
+"""The state within a batch: its attributes, microbatches, memory, and the changes of algorithms."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import nn
 from runner import Algorithm, Callback, Event
 
 
-def test_what_is_in_flight_is_unset_before_it_exists():
-    seen: list[dict[str, bool]] = []
+def test_batch_microbatch_outputs_and_loss_are_unset_before_they_exist():
+    present: list[list[str]] = []
 
-    class Looks(Callback):
+    class RecordsPresent(Callback):
         def run_event(self, event, state, logger):
             if event in (Event.FIT_START, Event.AFTER_DATALOADER, Event.BEFORE_FORWARD, Event.AFTER_FORWARD):
                 names = ("batch", "microbatch", "outputs", "loss", "total_loss")
-                seen.append({name: hasattr(state, name) for name in names})
+                present.append([name for name in names if hasattr(state, name)])
 
-    with make_trainer(Looks(), max_duration="1ba") as trainer:
+    with make_trainer(RecordsPresent(), max_duration="1ba") as trainer:
         with pytest.raises(AttributeError, match="batch"):
             _ = trainer.state.batch
         trainer.fit()
-    assert [sum(one.values()) for one in seen] == [0, 1, 2, 3]
+    assert present == [[], ["batch"], ["batch", "microbatch"], ["batch", "microbatch", "outputs"]]
 
 
-def test_one_microbatch_is_the_batch_itself_and_several_are_views_of_it():
+def test_a_single_microbatch_is_the_batch_itself_and_several_are_views_of_it():
     starts: list[int] = []
 
-    class Looks(Callback):
+    class ComparesMemory(Callback):
         def before_forward(self, state, logger):
             batch, microbatch = state.batch[0], state.microbatch[0]
             if state.grad_accum == 1:
@@ -42,13 +42,13 @@ def test_one_microbatch_is_the_batch_itself_and_several_are_views_of_it():
             starts.append(state.microbatch_start)
 
     for grad_accum in (1, 2):
-        with make_trainer(Looks(), max_duration="1ba", grad_accum=grad_accum) as trainer:
+        with make_trainer(ComparesMemory(), max_duration="1ba", grad_accum=grad_accum) as trainer:
             trainer.fit()
     assert starts == [0, 0, 1]
 
 
-class _NoRoomBackward(torch.autograd.Function):
-    """Passes one sample through; of more, the gradient has no room in memory."""
+class OutOfMemoryBackward(torch.autograd.Function):
+    """Copies its input; the backward pass of more than one sample runs out of memory."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -57,36 +57,42 @@ class _NoRoomBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         if len(gradients[0]) > 1:
-            raise _NoRoomBackward.kind(_NoRoomBackward.message)
+            raise OutOfMemoryBackward.kind(OutOfMemoryBackward.message)
         return gradients[0]
 
     kind: type[RuntimeError] = torch.OutOfMemoryError
     message = "out of memory"
 
 
-def test_nothing_of_an_attempt_that_ran_out_of_memory_is_kept_while_the_next_one_runs():
-    class Lean(Tokens):
-        def forward(self, batch):
-            return _NoRoomBackward.apply(super().forward(batch))
+class LimitedMemory(Tokens):
+    """Runs out of memory in the backward pass of more than one sample."""
 
-    class Watch(Callback):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2), 2)
+
+    def forward(self, batch):
+        return OutOfMemoryBackward.apply(super().forward(batch))
+
+
+def test_tensors_of_an_attempt_that_ran_out_of_memory_are_freed_before_the_next():
+    class TensorsAlive(Callback):
         def __init__(self):
-            self.computed: list[weakref.ref[torch.Tensor]] = []
+            self.tensors: list[weakref.ref[torch.Tensor]] = []
             self.alive: list[bool] = []
 
         def before_forward(self, state, logger):
             if state.microbatch_start == 0:
-                self.alive.append(any(one() is not None for one in self.computed))
-                self.computed = []
+                self.alive.append(any(tensor() is not None for tensor in self.tensors))
+                self.tensors = []
 
         def before_backward(self, state, logger):
-            self.computed += [weakref.ref(state.outputs), weakref.ref(state.loss)]
+            self.tensors += [weakref.ref(state.outputs), weakref.ref(state.loss)]
 
-    watch = Watch()
-    with make_trainer(watch, model=Lean(nn.Linear(3, 2), 2), microbatch_size="auto", max_duration="1ba") as trainer:
+    callback = TensorsAlive()
+    with make_trainer(callback, model=LimitedMemory(), microbatch_size="auto", max_duration="1ba") as trainer:
         trainer.fit()
     assert trainer.state.samples_per_microbatch == 1
-    assert watch.alive == [False, False]
+    assert callback.alive == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -99,21 +105,16 @@ def test_nothing_of_an_attempt_that_ran_out_of_memory_is_kept_while_the_next_one
         "CUDA error: out of memory",
     ],
 )
-def test_libraries_run_out_of_memory_in_words_of_their_own(monkeypatch: pytest.MonkeyPatch, message: str):
-    class Lean(Tokens):
-        def forward(self, batch):
-            return _NoRoomBackward.apply(super().forward(batch))
-
+def test_errors_of_cublas_and_cudnn_about_memory_halve_the_microbatches(monkeypatch: pytest.MonkeyPatch, message: str):
     def train() -> Any:
-        model = Lean(nn.Linear(3, 2), 2)
-        with make_trainer(model=model, microbatch_size="auto", max_duration="1ba") as trainer:
+        with make_trainer(model=LimitedMemory(), microbatch_size="auto", max_duration="1ba") as trainer:
             trainer.fit()
         return trainer.state.samples_per_microbatch
 
-    monkeypatch.setattr(_NoRoomBackward, "kind", RuntimeError)
-    monkeypatch.setattr(_NoRoomBackward, "message", message)
+    monkeypatch.setattr(OutOfMemoryBackward, "kind", RuntimeError)
+    monkeypatch.setattr(OutOfMemoryBackward, "message", message)
     assert train() == 1
-    monkeypatch.setattr(_NoRoomBackward, "message", "CUDA error: an illegal memory access")
+    monkeypatch.setattr(OutOfMemoryBackward, "message", "CUDA error: an illegal memory access")
     with pytest.raises(RuntimeError, match="illegal"):
         train()
 
@@ -133,8 +134,8 @@ def test_algorithms_may_change_batch_loss_and_gradients():
     for grad_accum in (1, 2):
         changes = Changes()
         with make_trainer(max_duration="1ba", algorithms=[changes], grad_accum=grad_accum) as trainer:
-            _, bias = (one.detach().clone() for one in trainer.state.unwrapped_model.parameters())
+            bias = [*trainer.state.unwrapped_model.parameters()][1].detach().clone()
             trainer.fit()
         weight_gradient, bias_gradient = changes.gradients
-        assert not weight_gradient.any(), "inputs of zero"
+        assert not weight_gradient.any()  # because the inputs are zero
         torch.testing.assert_close(bias_gradient, 2 * (torch.softmax(bias, 0) - torch.tensor([0.5, 0.5])))

@@ -1,4 +1,4 @@
-"""Loaders and batches that cannot be trained on are one clear error; NaN and infinities are trained on."""
+"""Loaders and batches that cannot be trained on are an error; NaN is trained on, and samples in lists are counted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 
 
-def test_a_loader_that_runs_dry_is_an_error():
-    used_up = (batch for batch in make_data(2))
-    with pytest.raises(ValueError, match="train_dataloader yielded no batch in this epoch") as raised:
-        make_trainer(train_dataloader=used_up, max_duration="5ba").fit()
-    assert raised.value.__context__ is None
+def test_an_exhausted_generator_is_an_error_in_the_next_epoch():
+    generator = (batch for batch in make_data(2))
+    with pytest.raises(ValueError, match="train_dataloader yielded no batch in this epoch") as caught:
+        make_trainer(train_dataloader=generator, max_duration="5ba").fit()
+    assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize("make", [lambda: (batch for batch in make_data(2)), lambda: iter([*make_data(2)])])
@@ -24,14 +24,13 @@ def test_a_generator_that_training_needs_twice_is_refused_before_training(make):
     with pytest.raises(ValueError, match=r"train_dataloader: this \w+ can be read once, but is needed again.*'2ep'"):
         trainer.fit()
     assert trainer.state.timestamp.batch == 0
-    evaluated = {"eval_dataloader": make(), "eval_interval": "1ep"}
     with pytest.raises(ValueError, match="evaluator 'eval': this .* after '1ep' of '3ep'; give an object"):
-        make_trainer(**evaluated, max_duration="3ep").fit()
+        make_trainer(eval_dataloader=make(), eval_interval="1ep", max_duration="3ep").fit()
     with pytest.raises(ValueError, match="after '0.5dur' of '1ep'"):
-        make_trainer(**{**evaluated, "eval_interval": "0.5dur"}).fit()
+        make_trainer(eval_dataloader=make(), eval_interval="0.5dur").fit()
 
 
-def test_a_generator_is_trained_and_evaluated_once():
+def test_a_generator_can_be_trained_and_evaluated_on_once():
     def make():
         return (batch for batch in make_data(2))
 
@@ -46,7 +45,7 @@ def test_a_generator_is_trained_and_evaluated_once():
         assert trainer.state.timestamp.batch == 6
 
 
-def test_a_loader_without_batches_is_an_error_at_once():
+def test_a_loader_without_batches_is_an_error_when_the_trainer_is_made():
     dataset = torch.utils.data.TensorDataset(torch.ones(3, 3), torch.zeros(3, dtype=torch.long))
     for loader in ([], torch.utils.data.DataLoader(dataset, batch_size=4, drop_last=True)):
         with pytest.raises(ValueError, match="train_dataloader has no batches.*drop_last"):
@@ -54,21 +53,21 @@ def test_a_loader_without_batches_is_an_error_at_once():
 
 
 @pytest.mark.parametrize(
-    ("batch", "named"),
+    ("batch", "name"),
     [(object(), "object"), ((torch.ones(2, 3), {1, 2}), "set"), ({"x": torch.ones(2).numpy()}, "ndarray")],
 )
-def test_a_batch_of_unknown_type_is_one_clear_error(batch, named: str):
-    with pytest.raises(TypeError, match=f"a batch holds a {named}; it must be a tensor") as raised:
+def test_an_object_of_unknown_type_in_a_batch_is_a_single_error(batch, name: str):
+    with pytest.raises(TypeError, match=f"a batch holds a {name}; it must be a tensor") as caught:
         make_trainer(train_dataloader=[batch]).fit()
-    assert raised.value.__context__ is None and raised.value.__cause__ is None
+    assert caught.value.__context__ is None and caught.value.__cause__ is None
 
 
-def test_a_batch_without_tensors_is_one_clear_error():
+def test_a_batch_without_tensors_is_an_error():
     with pytest.raises(TypeError, match="cannot count the samples of a batch of type list"):
         make_trainer(train_dataloader=[["text", 1]]).fit()
 
 
-def test_data_that_is_not_a_number_is_trained_on_and_logged_as_it_is():
+def test_a_loss_of_nan_is_logged_and_does_not_end_training():
     inputs = torch.ones(8, 3)
     inputs[2:] = float("nan")
     data = TensorLoader(inputs, torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
@@ -83,7 +82,7 @@ def test_data_that_is_not_a_number_is_trained_on_and_logged_as_it_is():
 
 
 class Detector(Model):
-    """Takes images of different sizes, a list of them, and a list of dicts with the boxes in each."""
+    """Takes a list of images of different sizes and a list of dicts, each with the boxes of an image."""
 
     def __init__(self):
         super().__init__()
@@ -118,20 +117,22 @@ def scenes():
     return torch.utils.data.DataLoader(Scenes(), batch_size=8, collate_fn=unzip)
 
 
-def test_samples_in_lists_count_in_time_and_in_the_means_of_an_evaluation():
+def test_samples_in_lists_are_counted_by_timestamps_and_evaluations():
     torch.manual_seed(0)
     model = Detector()
     samples = [unzip([Scenes()[index]]) for index in range(42)]
-    whole = torch.stack([model.loss(model(one), one) for one in samples])
+    losses = torch.stack([model.loss(model(sample), sample) for sample in samples])
     arguments = {"optimizers": lambda params: torch.optim.SGD(params, lr=0.0), "max_duration": "42sp"}
     with make_trainer(model=model, train_dataloader=scenes(), eval_dataloader=scenes(), **arguments) as trainer:
         trainer.fit()
         assert (trainer.state.timestamp.sample, trainer.state.timestamp.epoch) == (42, 1)
-        torch.testing.assert_close(trainer.state.eval_metric_values["eval"]["loss"].float(), whole.mean())
+        torch.testing.assert_close(trainer.state.eval_metric_values["eval"]["loss"].float(), losses.mean())
         assert trainer.state.eval_timestamp.sample == 42
 
 
-class Counts(Detector):
+class CountingDetector(Detector):
+    """Takes a dict with images, whose number it returns from `num_samples`."""
+
     def num_samples(self, batch):
         return len(batch["images"])
 
@@ -142,8 +143,8 @@ class Counts(Detector):
         return torch.stack(outputs).square().mean()
 
 
-def test_a_batch_that_can_be_read_in_two_ways_ends_the_run_at_once_unless_the_model_counts():
-    class Silent(Counts):
+def test_a_batch_with_an_ambiguous_number_of_samples_is_an_error_unless_the_model_counts_them():
+    class Silent(CountingDetector):
         num_samples = Model.num_samples
 
     batches = [{"images": [torch.rand(3, 4, size) for size in (4, 5)]}] * 4
@@ -151,6 +152,6 @@ def test_a_batch_that_can_be_read_in_two_ways_ends_the_run_at_once_unless_the_mo
         make_trainer(model=Silent(), train_dataloader=batches).fit()
     with pytest.raises(TypeError, match="it may hold 2 or 3"):
         make_trainer(model=Silent(), train_dataloader=make_data(), eval_dataloader=batches).eval()
-    with make_trainer(model=Counts(), train_dataloader=batches) as trainer:
+    with make_trainer(model=CountingDetector(), train_dataloader=batches) as trainer:
         trainer.fit()
         assert trainer.state.timestamp.sample == 8

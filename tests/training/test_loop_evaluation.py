@@ -1,4 +1,4 @@
-"""When evaluations run during training, of which evaluators, and in which order."""
+"""When evaluations run during training, and which evaluators take part in which order."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ from runner import Callback, Evaluator
         (0, "2ep", [], [], False),
     ],
 )
-@pytest.mark.parametrize("of", ["trainer", "evaluator"])
-def test_when_evaluations_run(interval, duration: str, at_batch: list, at_epoch: list, final: bool, of: str):
+@pytest.mark.parametrize("owner", ["trainer", "evaluator"])
+def test_evaluations_run_at_their_interval_and_at_the_end(
+    interval, duration: str, at_batch: list, at_epoch: list, final: bool, owner: str
+):
     trace = Trace()
-    if of == "trainer":
+    if owner == "trainer":
         arguments: dict[str, Any] = {"eval_interval": interval, "eval_dataloader": make_data(1)}
     else:
         arguments = {"eval_interval": "1ba", "eval_dataloader": Evaluator("eval", make_data(1), None, interval)}
@@ -51,7 +53,7 @@ def test_when_evaluations_run(interval, duration: str, at_batch: list, at_epoch:
     )
 
 
-def test_two_evaluators_run_in_their_order_each_at_its_interval():
+def test_evaluators_run_at_their_own_intervals_in_the_order_of_the_list():
     trace = Trace()
     evaluators = [Evaluator("first", make_data(1), eval_interval="3ba"), Evaluator("second", make_data(1))]
     with make_trainer(trace, eval_dataloader=evaluators, eval_interval="2ba", max_duration="7ba") as trainer:
@@ -61,21 +63,21 @@ def test_two_evaluators_run_in_their_order_each_at_its_interval():
     assert trace.events == fit_events(7, at_batch=at_batch, final=["first", "second"])
 
 
-def test_the_final_evaluation_is_of_those_that_have_not_run_at_this_batch():
+def test_the_final_evaluation_leaves_out_evaluators_that_have_just_run():
     trace = Trace()
     evaluators = [
-        Evaluator("due", make_data(1), eval_interval="2ba"),
-        Evaluator("owed", make_data(1), eval_interval="1ep"),
+        Evaluator("batches", make_data(1), eval_interval="2ba"),
+        Evaluator("epochs", make_data(1), eval_interval="1ep"),
         Evaluator("off", make_data(1), eval_interval=0),
     ]
     with make_trainer(trace, eval_dataloader=evaluators, max_duration="2ba") as trainer:
         trace.take()
         trainer.fit()
-    assert trace.events == fit_events(2, at_batch={2: ["due"]}, final=["owed"])
+    assert trace.events == fit_events(2, at_batch={2: ["batches"]}, final=["epochs"])
 
 
 @pytest.mark.usefixtures("steady")
-def test_an_interval_in_seconds():
+def test_an_evaluation_follows_the_batch_in_which_an_interval_of_seconds_ends():
     class Slow(Callback):
         def before_forward(self, state, logger):
             if state.timestamp.batch in (2, 5):
@@ -89,7 +91,7 @@ def test_an_interval_in_seconds():
     assert evaluated == [3, 6, 8]
 
 
-def test_the_last_evaluation_of_one_trainer_is_not_taken_for_that_of_the_next():
+def test_an_evaluator_of_an_earlier_trainer_still_runs_at_the_end_of_the_next():
     evaluator = Evaluator("eval", make_data(1), eval_interval="100ba")
     for _ in range(2):
         trace = Trace()

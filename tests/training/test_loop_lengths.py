@@ -1,4 +1,4 @@
-"""Epochs of different lengths: a pool that grows, read anew by each epoch."""
+"""Epochs of different lengths: each epoch reads a pool that has grown since the previous one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPOCHS = 4
 
 
 class GrowingPool:
-    """Two batches in the first epoch, and two more in each next one."""
+    """Two batches in the first epoch, and two more in each further one."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -64,16 +64,17 @@ class LabeledPool(Callback):
 
 
 class Lengths(Callback):
-    """Notes the length of the epoch that each batch belongs to."""
+    """Records the length of the epoch that each batch belongs to."""
 
     def __init__(self) -> None:
-        self.seen: list[int | None] = []
+        self.lengths: list[int | None] = []
 
     def batch_start(self, state, logger):
-        self.seen.append(state.train_dataloader_len)
+        self.lengths.append(state.train_dataloader_len)
 
 
 def rates_of(schedule: Any, **arguments: Any) -> list[float]:
+    """Return the learning rates of all batches, relative to the optimizer's."""
     memory = InMemoryLogger()
     arguments = {"max_duration": f"{EPOCHS}ep", "train_dataloader": GrowingPool(), **arguments}
     with make_trainer(LRMonitor(), schedulers=schedule, loggers=[memory], **arguments) as trainer:
@@ -82,15 +83,15 @@ def rates_of(schedule: Any, **arguments: Any) -> list[float]:
     return [10 * value for _, value in memory.data[key]]  # the optimizer's rate is 0.1
 
 
-def test_the_length_is_asked_at_each_epoch():
-    lengths = Lengths()
-    with make_trainer(lengths, train_dataloader=GrowingPool(), max_duration=f"{EPOCHS}ep") as trainer:
+def test_each_epoch_has_the_length_of_its_loader_at_its_start():
+    callback = Lengths()
+    with make_trainer(callback, train_dataloader=GrowingPool(), max_duration=f"{EPOCHS}ep") as trainer:
         trainer.fit()
-        assert lengths.seen == [2] * 2 + [4] * 4 + [6] * 6 + [8] * 8
+        assert callback.lengths == [2] * 2 + [4] * 4 + [6] * 6 + [8] * 8
         assert trainer.state.timestamp.batch == 20 and trainer.state.timestamp.epoch == EPOCHS
 
 
-def test_a_cosine_falls_over_all_epochs_whatever_their_lengths(caplog):
+def test_a_cosine_schedule_spans_all_epochs_of_any_lengths(caplog):
     rates = rates_of(cosine_annealing())
     positions = [
         (epoch + batch / (2 * epoch + 2)) / EPOCHS for epoch in range(EPOCHS) for batch in range(2 * epoch + 2)
@@ -99,7 +100,7 @@ def test_a_cosine_falls_over_all_epochs_whatever_their_lengths(caplog):
     assert not caplog.records
 
 
-def test_a_warm_up_of_batches_takes_as_many_and_the_mixture_of_units_is_said_once(caplog):
+def test_a_warm_up_in_batches_of_a_run_in_epochs_lasts_these_batches_and_warns_once(caplog):
     with caplog.at_level(logging.WARNING, "runner"):
         rates = rates_of(cosine_annealing(t_warmup="4ba"))
     assert rates[:4] == pytest.approx([0, 0.25, 0.5, 0.75]) and max(rates) <= 1
@@ -108,54 +109,52 @@ def test_a_warm_up_of_batches_takes_as_many_and_the_mixture_of_units_is_said_onc
     assert "t_warmup" in record.getMessage() and "give them and max_duration in one unit" in record.getMessage()
 
 
-def test_a_schedule_in_batches_knows_nothing_of_epochs(caplog):
+def test_a_schedule_and_a_run_in_batches_do_not_depend_on_the_lengths_of_epochs(caplog):
     assert rates_of(linear(t_max="10ba"), max_duration="20ba") == pytest.approx(
         [1 - min(n, 10) / 10 for n in range(20)]
     )
     assert not caplog.records
 
 
-def test_an_interval_in_fractions_of_training_falls_on_fractions_of_each_epoch():
+def test_an_interval_of_an_eighth_of_four_epochs_evaluates_twice_in_each():
+    evaluated: list[int] = []
+
     class Evaluations(Callback):
-        def __init__(self):
-            self.at: list[int] = []
-
         def eval_after_all(self, state, logger):
-            self.at.append(state.timestamp.batch)
+            evaluated.append(state.timestamp.batch)
 
-    seen = Evaluations()
     arguments = {"eval_dataloader": GrowingPool(), "eval_interval": "0.125dur", "max_duration": f"{EPOCHS}ep"}
-    with make_trainer(seen, train_dataloader=GrowingPool(), **arguments) as trainer:
+    with make_trainer(Evaluations(), train_dataloader=GrowingPool(), **arguments) as trainer:
         trainer.fit()
-    assert seen.at == [1, 2, 4, 6, 9, 12, 16, 20]  # the half and the end of each epoch
+    assert evaluated == [1, 2, 4, 6, 9, 12, 16, 20]
 
 
-def test_progress_counts_the_batches_that_there_are():
-    shown: list[int | None] = []
+def test_the_expected_number_of_batches_assumes_the_length_of_this_epoch_for_all_further_ones():
+    expected: list[int | None] = []
 
     class Progress(Callback):
         def batch_end(self, state, logger):
-            shown.append(batches_in_run(state))
+            expected.append(batches_in_run(state))
 
     with make_trainer(Progress(), train_dataloader=GrowingPool(), max_duration=f"{EPOCHS}ep") as trainer:
         trainer.fit()
-    assert shown == [8] * 2 + [14] * 4 + [18] * 6 + [20] * 8  # those before, and all others as long as this epoch
+    assert expected == [8] * 2 + [14] * 4 + [18] * 6 + [20] * 8
 
 
 class Saver(Callback):
-    """Saves a checkpoint after a batch."""
+    """Saves a checkpoint after each of these batches, in a folder with the batch's number."""
 
-    def __init__(self, batch: int, path: Path) -> None:
-        self.batch = batch
-        self.path = path
+    def __init__(self, folder: Path, *batches: int) -> None:
+        self.folder = folder
+        self.batches = batches
 
     def batch_checkpoint(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            save_checkpoint(state, self.path)
+        if state.timestamp.batch in self.batches:
+            save_checkpoint(state, self.folder / str(state.timestamp.batch))
 
 
 def train_on(pool: Any, *callbacks: Callback, **arguments: Any) -> dict[str, Any]:
-    """The outcome of a run on a pool: the lengths and rates of its batches, evaluations, weights."""
+    """Train on a pool, and return the lengths of the batches' epochs, the logged values and the weights."""
     lengths, memory = Lengths(), InMemoryLogger()
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(), torch.nn.Linear(8, 2))
@@ -173,28 +172,29 @@ def train_on(pool: Any, *callbacks: Callback, **arguments: Any) -> dict[str, Any
         **arguments,
     ) as trainer:
         trainer.fit()
-        weights = [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
+        weights = [parameter.detach().clone() for parameter in trainer.state.unwrapped_model.parameters()]
     values = {
         key: [(now.batch, value) for now, value in entries]
         for key, entries in memory.data.items()
         if key.startswith(("lr", "loss", "metrics"))
     }
-    return {"lengths": lengths.seen, "values": values, "weights": weights}
+    return {"lengths": lengths.lengths, "values": values, "weights": weights}
 
 
 @pytest.mark.parametrize("make", [GrowingPool, LabeledPool])
-@pytest.mark.parametrize("batch", [1, 2, 9, 12, 13])
-def test_a_resumed_run_goes_on_in_an_epoch_of_its_length(tmp_path: Path, make: Any, batch: int):
-    whole = train_on(make(), Saver(batch, tmp_path / "checkpoint"))
-    resumed = train_on(make(), Saver(0, tmp_path), resume_path=tmp_path / "checkpoint")
-    assert resumed["lengths"] == whole["lengths"][batch:]
-    for key, values in resumed["values"].items():
-        assert values == whole["values"][key][-len(values) :] and values[0][0] >= batch, key
-    torch.testing.assert_close(resumed["weights"], whole["weights"], rtol=0, atol=0)
+def test_a_run_resumed_at_any_batch_has_the_lengths_and_values_of_the_whole_run(tmp_path: Path, make: Any):
+    batches = (1, 2, 9, 12, 13)  # epochs end after batches 2, 6, 12 and 20
+    whole = train_on(make(), Saver(tmp_path, *batches))
+    for batch in batches:
+        resumed = train_on(make(), Saver(tmp_path), resume_path=tmp_path / str(batch))
+        assert resumed["lengths"] == whole["lengths"][batch:], batch
+        for key, values in resumed["values"].items():
+            assert values == whole["values"][key][-len(values) :] and values[0][0] >= batch, (batch, key)
+        torch.testing.assert_close(resumed["weights"], whole["weights"], rtol=0, atol=0)
 
 
-class Part(GrowingPool):
-    """This rank's half of the samples of each batch of the pool; that of rank 1 has a batch less."""
+class RankPool(GrowingPool):
+    """This rank's half of the samples of each batch of the pool; rank 1 has one batch less."""
 
     def __len__(self) -> int:
         return super().__len__() - get_global_rank()
@@ -205,9 +205,9 @@ class Part(GrowingPool):
 
 
 def on_ranks() -> None:
-    found = train_on(Sharded(Part()))
-    assert found["lengths"] == [2] * 2 + [4] * 4 + [6] * 6 + [8] * 8
-    torch.save(found["weights"], f"weights{get_global_rank()}.pt")
+    outcome = train_on(Sharded(RankPool()))
+    assert outcome["lengths"] == [2] * 2 + [4] * 4 + [6] * 6 + [8] * 8
+    torch.save(outcome["weights"], f"weights{get_global_rank()}.pt")
 
 
 def test_ranks_agree_on_the_length_of_each_epoch(tmp_path: Path, run_ranks: Any):

@@ -1,4 +1,4 @@
-"""What counts as training time, and durations in seconds."""
+"""Training time, and durations in seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner import Callback
 
 
 @pytest.mark.usefixtures("steady")
-def test_evaluation_and_what_lies_between_fits_is_not_training_time():
+def test_training_time_excludes_evaluations_and_the_time_between_fits():
     class Slow(Callback):
         def eval_start(self, state, logger):
             time.sleep(0.3)
@@ -31,14 +31,14 @@ def test_evaluation_and_what_lies_between_fits_is_not_training_time():
 
 
 @pytest.mark.usefixtures("steady")
-def test_what_callbacks_take_before_an_evaluation_is_training_time():
+def test_training_time_includes_callbacks_after_the_batch():
     class Slow(Callback):
         def batch_end(self, state, logger):
             time.sleep(0.1)
 
     with make_trainer(Slow(), eval_dataloader=make_data(1), eval_interval="1ba", max_duration="4ba") as trainer:
         trainer.fit()
-        # The last batch's is in no batch after it.
+        # Their time counts in the batch that follows, so that of the last batch does not count.
         assert trainer.state.timestamp.total_wct == pytest.approx(0.3)
 
 
@@ -52,15 +52,15 @@ def test_a_wall_clock_duration_ends_training_in_time():
     with make_trainer(SlowBatches(), max_duration="0.29s") as trainer:
         trainer.fit()
         assert trainer.state.timestamp.total_wct == pytest.approx(0.3)
-        assert trainer.state.timestamp.batch == 16, "what follows BATCH_END counts with the batch after it"
+        assert trainer.state.timestamp.batch == 16, "the 0.02 s after BATCH_END count with the next batch"
         assert trainer.state.get_elapsed_duration() == "1dur"
         trainer.fit(duration="0.09s")
         assert trainer.state.timestamp.total_wct == pytest.approx(0.4)
 
 
-def test_a_wall_clock_duration_is_one_of_a_real_clock():
+def test_a_duration_in_seconds_is_measured_with_the_real_clock():
     with make_trainer(SlowBatches(), max_duration="0.3s") as trainer:
-        started = time.perf_counter()
+        start = time.perf_counter()
         trainer.fit()
-        assert 0.3 <= trainer.state.timestamp.total_wct <= time.perf_counter() - started < 20
+        assert 0.3 <= trainer.state.timestamp.total_wct <= time.perf_counter() - start < 20
         assert 1 < trainer.state.timestamp.batch <= 16

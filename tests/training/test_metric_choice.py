@@ -1,4 +1,4 @@
-"""A metric has a name under which it is logged and one that is shown; both are taken wherever a name is typed."""
+"""A metric has a logged key and a shown name; monitors and objectives accept both."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def make_trainer(folder: Path, *callbacks: Any) -> Trainer:
     )
 
 
-def test_no_two_logged_keys_have_one_name():
+def test_different_logged_keys_have_different_names():
     keys = ("loss/eval/total", "loss/eval/aux", "metrics/eval/aux", "metrics/eval/F1/class_3", "loss/mine", "mine")
-    named = [("eval", "loss"), ("eval", "loss/aux"), ("eval", "aux"), ("eval", "F1/class_3"), ("", "mine"), ("", "")]
-    assert [name_metric(key) for key in keys] == named
+    names = [("eval", "loss"), ("eval", "loss/aux"), ("eval", "aux"), ("eval", "F1/class_3"), ("", "mine"), ("", "")]
+    assert [name_metric(key) for key in keys] == names
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "metrics"),
     [
         ("eval/loss", ["eval/loss"]),
         ("loss/eval/total", ["eval/loss"]),
         ("metrics/eval/F1/3", ["eval/F1/3"]),
         ("metrics/train/Accuracy", ["train/Accuracy"]),
-        ("Accuracy", ["eval/Accuracy"]),  # never that of training, which has to be named
+        ("Accuracy", ["eval/Accuracy"]),  # a training metric must be named with its label
         ("loss", ["eval/loss", "other/loss"]),
         ("loss/eval/part", []),
         ("los", []),
     ],
 )
-def test_a_name_means_the_same_metric_however_it_is_spelled(name: str, meant: list[str]):
-    assert metrics_named(name, METRICS) == meant
+def test_a_logged_key_and_a_shown_name_select_the_same_metric(name: str, metrics: list[str]):
+    assert metrics_named(name, METRICS) == metrics
 
 
-def test_a_monitor_and_an_objective_take_the_name_that_is_logged(tmp_path: Path):
+def test_monitors_and_objectives_accept_logged_keys_and_shown_names(tmp_path: Path):
     saver = CheckpointSaver(monitor="metrics/eval/MulticlassAccuracy", mode="max")
     with make_trainer(tmp_path, saver, EarlyStopper("loss/eval/total", patience="5ep")) as trainer:
         trainer.fit()
@@ -70,7 +70,7 @@ def test_a_monitor_and_an_objective_take_the_name_that_is_logged(tmp_path: Path)
     assert saver.best_checkpoint is not None
 
 
-def test_an_objective_that_is_typed_as_it_is_logged_is_the_metric(tmp_path: Path, run_app: Any):
+def test_a_command_accepts_a_logged_key_as_its_objective(tmp_path: Path, run_app: Any):
     short = ("trainer.max_duration=1ep", "model=mlp", "data.batch_size=400", "callbacks=none")
     run_app(*short, "objective=loss/eval/total", "hydra.run.dir=r")
     result = json.loads((tmp_path / "r" / "result.json").read_text())

@@ -1,3 +1,5 @@
+"""The Trainer: learning rates, models with their own training step, losses, and what it leaves unchanged."""
+
 from __future__ import annotations
 
 import math
@@ -5,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loop_runs import Trace
 from tiny_runs import tiny_trainer
 from torch import nn
 
@@ -21,35 +24,27 @@ def make_data() -> TensorLoader:
 
 def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
     torch.manual_seed(0)
-    defaults: dict[str, Any] = {
-        "train_dataloader": make_data(),
-    }
-    return tiny_trainer(*callbacks, **(defaults | arguments))
-
-
-# The examples of the original documentation, with only the imports changed
+    return tiny_trainer(*callbacks, **({"train_dataloader": make_data()} | arguments))
 
 
 # Learning rates
 
 
 class Rates(Callback):
-    """Notes each optimizer's learning rate as it is when the optimizers are about to step."""
+    """Records the learning rate of each optimizer before its step."""
 
     def __init__(self):
-        self.seen: list[tuple[float, ...]] = []
-        self.at: list[tuple[int, float]] = []
+        self.rates: list[tuple[float, ...]] = []
 
     def after_train_batch(self, state, logger):
-        self.seen.append(tuple(one.param_groups[0]["lr"] for one in state.optimizers))
-        self.at.append((state.timestamp.batch, state.timestamp.epoch + state.timestamp.batch_in_epoch / 4))
+        self.rates.append(tuple(optimizer.param_groups[0]["lr"] for optimizer in state.optimizers))
 
 
 def rates(**arguments: Any) -> list[float]:
-    seen = Rates()
-    with make_trainer(seen, **arguments) as trainer:
+    callback = Rates()
+    with make_trainer(callback, **arguments) as trainer:
         trainer.fit()
-    return [one for (one,) in seen.seen]
+    return [rate for (rate,) in callback.rates]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +61,10 @@ def rates(**arguments: Any) -> list[float]:
     ],
 )
 @pytest.mark.parametrize("grad_accum", [1, 2])
-def test_the_rate_of_a_batch_is_the_schedule_at_its_own_timestamp(schedulers, duration, formula, grad_accum: int):
+def test_the_learning_rate_of_a_batch_is_the_schedule_at_its_timestamp(schedulers, duration, formula, grad_accum: int):
     expected = [0.1 * formula(n) for n in range(8)]
-    seen = rates(schedulers=schedulers, max_duration=duration, grad_accum=grad_accum)
-    assert seen == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    actual = rates(schedulers=schedulers, max_duration=duration, grad_accum=grad_accum)
+    assert actual == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +75,11 @@ def test_the_rate_of_a_batch_is_the_schedule_at_its_own_timestamp(schedulers, du
         (linear(t_max="3ep"), [0.1 * (1 - n / 6) for n in range(6)] + [0.0] * 2),
     ],
 )
-def test_lengths_in_epochs_are_scaled_exactly(schedule: Any, expected: list[float]):
+def test_scale_schedule_ratio_scales_lengths_in_epochs_exactly(schedule: Any, expected: list[float]):
     assert rates(schedulers=schedule, max_duration="4ep", scale_schedule_ratio=0.5) == pytest.approx(expected)
 
 
-def test_part_of_an_epoch_is_trained_in_batches():
+def test_a_scaled_duration_may_end_within_an_epoch():
     assert len(rates(max_duration="3ep", scale_schedule_ratio=0.5)) == 6
     assert len(rates(max_duration="1ep", scale_schedule_ratio=0.3)) == 1
 
@@ -93,7 +88,7 @@ def test_part_of_an_epoch_is_trained_in_batches():
 
 
 class TinyGAN(Model):
-    """Learns to produce numbers near 3; two networks that are trained against each other."""
+    """A generator of numbers near 3 and a discriminator, trained against each other."""
 
     def __init__(self):
         super().__init__()
@@ -106,10 +101,10 @@ class TinyGAN(Model):
     def training_step(self, state):
         real, noise = state.microbatch[1], state.microbatch[0]
         produced = self.generator(noise)
-        judge = nn.functional.softplus
-        d_loss = (judge(-self.discriminator(real)) + judge(self.discriminator(produced.detach()))).mean()
+        softplus = nn.functional.softplus
+        d_loss = (softplus(-self.discriminator(real)) + softplus(self.discriminator(produced.detach()))).mean()
         (d_loss * state.loss_scale).backward()
-        g_loss = judge(-self.discriminator(produced)).mean()
+        g_loss = softplus(-self.discriminator(produced)).mean()
         (g_loss * state.loss_scale).backward(inputs=list(self.generator.parameters()))
         return {"discriminator": d_loss, "generator": g_loss}
 
@@ -129,22 +124,22 @@ def make_gan(*callbacks: Callback, **arguments: Any) -> Trainer:
 
 
 def test_two_optimizers_train_a_gan_through_its_training_step():
-    memory, seen = InMemoryLogger(), Rates()
-    with make_gan(seen, loggers=memory, max_duration="50ep", schedulers=linear(alpha_f=0.5)) as trainer:
-        state = trainer.state
-        assert [len(one.param_groups[0]["params"]) for one in state.optimizers] == [2, 4], "in the order given"
+    memory, callback = InMemoryLogger(), Rates()
+    with make_gan(callback, loggers=memory, max_duration="50ep", schedulers=linear(alpha_f=0.5)) as trainer:
+        numbers_of_parameters = [len(optimizer.param_groups[0]["params"]) for optimizer in trainer.state.optimizers]
+        assert numbers_of_parameters == [2, 4], "optimizers keep the order of the mapping"
         before = trainer.predict([(torch.zeros(1, 1),)])[0].item()
         trainer.fit()
         after = trainer.predict([(torch.zeros(1, 1),)])[0].item()
     assert abs(after - 3) < abs(before - 3) / 2
-    assert seen.seen[0] == pytest.approx((0.02, 0.01)) and seen.seen[100] == pytest.approx((0.015, 0.0075))
+    assert callback.rates[0] == pytest.approx((0.02, 0.01)) and callback.rates[100] == pytest.approx((0.015, 0.0075))
     for key in ("loss/train/total", "loss/train/generator", "loss/train/discriminator"):
-        assert [t.batch for t, _ in memory.data[key]] == [*range(1, 201)]
+        assert [timestamp.batch for timestamp, _ in memory.data[key]] == [*range(1, 201)]
     parts = [memory.data[f"loss/train/{name}"][7][1] for name in ("generator", "discriminator")]
     assert memory.data["loss/train/total"][7][1] == pytest.approx(sum(parts))
 
 
-def test_microbatches_of_a_training_step_give_the_gradient_of_the_batch():
+def test_training_steps_on_microbatches_sum_to_the_gradient_of_the_batch():
     def weights(grad_accum: int) -> list[torch.Tensor]:
         with make_gan(max_duration="3ba", grad_accum=grad_accum) as trainer:
             trainer.fit()
@@ -155,43 +150,37 @@ def test_microbatches_of_a_training_step_give_the_gradient_of_the_batch():
 
 @pytest.mark.parametrize("event", ["after_forward", "before_loss", "after_loss", "before_backward"])
 def test_a_hook_that_a_training_step_never_calls_is_refused(event: str):
-    unseen = type("Mine", (Callback,), {event: lambda self, state, logger: None})()
+    callback = type("Mine", (Callback,), {event: lambda self, state, logger: None})()
     with pytest.raises(ValueError, match=f"Mine acts at {event.upper()}, which does not happen with TinyGAN"):
-        make_gan(unseen)
+        make_gan(callback)
 
 
-def test_the_events_around_a_training_step_still_happen():
-    heard: list[str] = []
-
-    class Hears(Callback):
-        def run_event(self, event, state, logger):
-            heard.append(event.name)
-
-    with make_gan(Hears(), max_duration="1ba", grad_accum=2) as trainer:
+def test_the_events_before_and_after_a_training_step_still_happen():
+    trace = Trace()
+    with make_gan(trace, max_duration="1ba", grad_accum=2) as trainer:
         trainer.fit()
-    inside = heard[heard.index("BEFORE_TRAIN_BATCH") : heard.index("AFTER_TRAIN_BATCH") + 1]
-    step_events = ["BEFORE_FORWARD", "AFTER_BACKWARD"]
-    assert inside == ["BEFORE_TRAIN_BATCH", *step_events, *step_events, "AFTER_TRAIN_BATCH"]
+    events = trace.events[trace.events.index("BEFORE_TRAIN_BATCH") : trace.events.index("AFTER_TRAIN_BATCH") + 1]
+    assert events == ["BEFORE_TRAIN_BATCH", *["BEFORE_FORWARD", "AFTER_BACKWARD"] * 2, "AFTER_TRAIN_BATCH"]
 
 
-# What the trainer logs
+# Losses
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
-def test_the_loss_at_step_one_is_that_of_the_first_batch(grad_accum: int):
+def test_the_first_loss_is_logged_at_step_one(grad_accum: int):
     memory = InMemoryLogger()
-    linear = nn.Linear(3, 2)
-    model = ClassificationModel(linear, 2)
+    network = nn.Linear(3, 2)
+    model = ClassificationModel(network, 2)
+    inputs, targets = next(iter(make_data()))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(network(inputs), targets)
     with make_trainer(loggers=memory, max_duration="1ep", grad_accum=grad_accum, model=model) as trainer:
-        inputs, targets = next(iter(make_data()))
-        with torch.no_grad():
-            first = nn.functional.cross_entropy(linear(inputs), targets)
         trainer.fit()
     timestamp, value = memory.data["loss/train/total"][0]
-    assert (timestamp.batch, value) == (1, pytest.approx(float(first)))
+    assert (timestamp.batch, value) == (1, pytest.approx(float(loss)))
 
 
-# Arguments and life
+# Arguments, and what a Trainer leaves unchanged
 
 
 def test_fit_needs_data_and_optimizers():
@@ -205,8 +194,8 @@ def test_a_model_that_is_no_runner_model_is_refused():
         make_trainer(model=nn.Linear(3, 2))
 
 
-def test_torchs_generator_is_left_to_the_user():
-    """Models that are made one after the other in one process must not be the same."""
+def test_the_trainer_leaves_the_default_generator_unchanged():
+    """Otherwise, models that are made one after the other would have the same weights."""
     with make_trainer(max_duration="2ba", eval_dataloader=make_data()) as trainer:
         before = torch.get_rng_state()
         trainer.fit()
@@ -216,7 +205,7 @@ def test_torchs_generator_is_left_to_the_user():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_determinism_ends_with_the_trainer_also_when_it_cannot_be_made():
+def test_deterministic_mode_ends_with_the_trainer_even_if_its_arguments_are_wrong():
     assert not torch.are_deterministic_algorithms_enabled()
     with make_trainer(deterministic=True):
         assert torch.are_deterministic_algorithms_enabled()
@@ -235,14 +224,14 @@ def test_a_trainer_makes_no_folder_unless_something_is_written(tmp_path, monkeyp
     assert trainer.state.run_name and trainer.state.run_dir.parts == ("outputs", trainer.state.run_name)
 
 
-def test_what_has_trained_in_one_trainer_is_not_taken_for_new_by_the_next():
+def test_a_callback_with_the_state_of_another_trainer_is_refused():
     stopper, memory = EarlyStopper("loss"), InMemoryLogger()
     with pytest.raises(TypeError, match="model="):
         Trainer(model=nn.Linear(3, 2), callbacks=[stopper])  # type: ignore[arg-type]
     with make_trainer(stopper, memory, eval_dataloader=make_data()) as trainer:
         trainer.fit(duration="1ba")
         trainer.fit(duration="1ba")
-    with make_trainer(memory) as trainer:  # has no state
+    with make_trainer(memory) as trainer:  # a logger without state can be used again
         trainer.fit(duration="1ba")
     with pytest.raises(ValueError, match="early_stopper: still has the state of another Trainer"):
         make_trainer(stopper, eval_dataloader=make_data())
@@ -258,14 +247,14 @@ def test_a_wrong_loader_does_not_close_the_trainer(call: Any):
         assert trainer.state.timestamp.batch == 2
 
 
-def test_persistent_workers_of_torch_read_for_one_alone():
+def test_a_torch_loader_with_persistent_workers_cannot_be_shared_with_an_evaluator():
     data = torch.utils.data.TensorDataset(torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
     loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True)
     with pytest.raises(ValueError, match="evaluator 'eval': dataloader is the train_dataloader"):
         make_trainer(train_dataloader=loader, eval_dataloader=loader)
 
 
-def test_persistent_workers_of_ours_do_not_mix_training_and_evaluation():
+def test_a_dataset_loader_with_workers_can_be_shared_with_an_evaluator():
     data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
     losses = []
     for workers in (0, 1):

@@ -1,4 +1,4 @@
-"""Parts of the data, evaluations by rule, and training in phases: in one process, on two ranks, resumed, by config."""
+"""Subsets of the data, functions as evaluation intervals, and training in phases; on ranks, resumed, from a config."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 import pytest
 import torch
 from loop_runs import PER_EPOCH, Trace, make_data, make_trainer
+from rank_runs import program_of
 
 from runner import Callback, Evaluator, Trainer
 from runner.callbacks import CheckpointSaver, InMemoryLogger
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
+    return [parameter.detach().clone() for parameter in trainer.state.unwrapped_model.parameters()]
 
 
 def endless() -> Any:
-    """Batches without end, which draw their numbers when they are read."""
+    """Yield batches without end, drawn when they are read."""
     for number in itertools.count():
         yield torch.randn(2, 3) + number, torch.tensor([0, 1])
 
 
-class Seen(Callback):
+class InputSums(Callback):
+    """Records the sum of the inputs of each batch."""
+
     def __init__(self) -> None:
         self.sums: list[float] = []
 
@@ -50,15 +53,15 @@ def test_a_subset_larger_than_the_data_is_all_of_it():
     assert trainer.state.timestamp.batch == trainer.state.train_dataloader_len == PER_EPOCH
 
 
-@pytest.mark.parametrize("make", [make_data, endless], ids=["of this project", "endless"])
-def test_a_run_resumed_within_a_subset_sees_the_same_batches(make: Callable[[], Any], tmp_path: Path):
+@pytest.mark.parametrize("make", [make_data, endless])
+def test_a_run_resumed_within_a_subset_trains_on_the_same_batches(make: Callable[[], Any], tmp_path: Path):
     def run(folder: str, duration: str, **arguments: Any) -> tuple[list[float], list[torch.Tensor]]:
-        seen = Seen()
-        callbacks = [seen, CheckpointSaver("1ba")]
+        callback = InputSums()
+        callbacks = [callback, CheckpointSaver("1ba")]
         arguments = {"train_dataloader": make(), "callbacks": callbacks, "run_dir": tmp_path / folder, **arguments}
         with make_trainer(train_subset_num_batches=3, max_duration=duration, **arguments) as trainer:
             trainer.fit()
-            return seen.sums, weights(trainer)
+            return callback.sums, weights(trainer)
 
     whole, expected = run("whole", "8ba")
     first, _ = run("cut", "5ba")
@@ -77,7 +80,7 @@ def test_a_wrong_subset_is_refused(wrong: Any):
         trainer.predict(make_data(), subset_num_batches=wrong)
 
 
-def test_some_batches_are_predicted():
+def test_predict_can_be_limited_to_a_subset():
     with make_trainer() as trainer:
         assert len(trainer.predict(make_data())) == PER_EPOCH
         assert len(trainer.predict(make_data(), subset_num_batches=3)) == 3
@@ -99,8 +102,8 @@ def evaluations(**arguments: Any) -> list[int]:
     return [batch for _, batch, _ in trace.at("EVAL_START eval")]
 
 
-def test_a_function_decides_when_to_evaluate_and_never_twice_at_a_batch():
-    # Batches 4 and 8 end an epoch, where it is asked twice; the last evaluation is that of the final weights.
+def test_a_function_as_interval_evaluates_at_most_once_after_a_batch():
+    # Batches 4 and 8 end an epoch, at which the function is called twice; the last evaluation is of the final weights.
     assert evaluations(eval_interval=at_powers) == [1, 2, 4, 8, 12]
     assert evaluations(eval_interval=lambda state: False) == [12]
     own = Evaluator("eval", make_data(1), eval_interval=at_powers)
@@ -109,7 +112,7 @@ def test_a_function_decides_when_to_evaluate_and_never_twice_at_a_batch():
     assert [batch for _, batch, _ in trace.at("EVAL_START eval")] == [1, 2, 4]
 
 
-def test_a_resumed_run_evaluates_where_the_whole_one_does(tmp_path: Path):
+def test_a_resumed_run_with_a_function_as_interval_evaluates_after_the_same_batches(tmp_path: Path):
     def run(duration: str, **arguments: Any) -> list[tuple[int, float]]:
         memory = InMemoryLogger()
         arguments = {"callbacks": [CheckpointSaver("1ba")], "run_dir": tmp_path, "loggers": [memory], **arguments}
@@ -131,12 +134,12 @@ class Rule:
 
 
 @pytest.mark.parametrize("wrong", [lambda: True, lambda state, event: True, Rule])
-def test_a_function_of_anything_but_the_state_is_refused(wrong: Any):
+def test_an_interval_must_be_a_time_or_a_function_of_the_state(wrong: Any):
     with pytest.raises(TypeError, match=r"eval_interval=\S+: must be a time string, or a function of the State"):
         make_trainer(eval_interval=wrong, eval_dataloader=make_data(1))
 
 
-def test_a_rule_and_a_subset_come_from_the_config(tmp_path: Path, run_here: Any):
+def test_a_config_can_set_a_subset_and_a_function_as_interval(tmp_path: Path, run_here: Any):
     (tmp_path / "my_rules.py").write_text(
         "class At:\n    def __init__(self, batch):\n        self.batch = batch\n\n"
         "    def __call__(self, state):\n        return state.timestamp.batch == self.batch\n"
@@ -155,7 +158,7 @@ def test_a_rule_and_a_subset_come_from_the_config(tmp_path: Path, run_here: Any)
 # fit(reset_time=True)
 
 
-def test_time_starts_again_with_the_same_weights():
+def test_reset_time_trains_the_weights_further_from_batch_zero():
     trace = Trace()
     with make_trainer(trace, max_duration="6ba", eval_dataloader=make_data(1), eval_interval="1ep") as trainer:
         trainer.fit()
@@ -169,7 +172,7 @@ def test_time_starts_again_with_the_same_weights():
     assert not all(map(torch.equal, first, weights(trainer)))
 
 
-def test_a_second_phase_resumes_to_the_bit(tmp_path: Path):
+def test_a_second_phase_can_be_resumed_bit_for_bit(tmp_path: Path):
     def run(folder: str, interrupt: bool) -> list[torch.Tensor]:
         def make(**arguments: Any) -> Trainer:
             callbacks = [CheckpointSaver("1ba", keep=-1)]
@@ -188,8 +191,8 @@ def test_a_second_phase_resumes_to_the_bit(tmp_path: Path):
     assert all(map(torch.equal, run("whole", False), run("cut", True)))
 
 
-def on_ranks() -> list[torch.Tensor]:
-    """Two phases of a subset on each rank, with an evaluation by rule between."""
+def train_in_phases() -> list[torch.Tensor]:
+    """Train on a subset in two phases, and return the weights."""
     with make_trainer(
         train_subset_num_batches=3,
         eval_dataloader=make_data(2),
@@ -204,13 +207,10 @@ def on_ranks() -> list[torch.Tensor]:
     return weights(trainer)
 
 
-def test_two_ranks_train_what_one_does(run_ranks: Any, tmp_path: Path):
-    torch.save(on_ranks(), tmp_path / "expected.pt")
-    program = f"""
-        import runpy, sys, torch
-        sys.path.append({str(Path(__file__).parents[1] / "support")!r})
-        found = runpy.run_path({__file__!r})["on_ranks"]()
-        expected = torch.load("expected.pt")
-        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(found, expected))
-    """
-    run_ranks(program)
+def compare_on_ranks() -> None:
+    torch.testing.assert_close(train_in_phases(), torch.load("expected.pt"), rtol=1e-5, atol=1e-6)
+
+
+def test_two_ranks_train_the_weights_of_a_single_process(run_ranks: Any, tmp_path: Path):
+    torch.save(train_in_phases(), tmp_path / "expected.pt")
+    run_ranks(program_of("training/test_trainer_phases", "compare_on_ranks"))

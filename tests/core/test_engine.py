@@ -1,4 +1,4 @@
-"""Who hears which event, in which order, and under which names."""
+"""Which hooks are called at an event, in which order, and by which names events can be fired."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from runner import Algorithm, Callback, ClassificationModel, Event
 
 
-def test_who_acts_first_at_every_event_of_a_run():
+def test_each_event_calls_algorithms_then_callbacks_then_loggers():
     algorithms, callbacks, loggers = ([kind(f"{kind.__name__}{i}") for i in (1, 2)] for kind in (A, C, L))
     with make_trainer(algorithms, callbacks, loggers) as trainer:
         trainer.fit()
@@ -31,17 +31,17 @@ def test_who_acts_first_at_every_event_of_a_run():
                 "PREDICT_AFTER_FORWARD",
             ):
                 expected[:2] = ["A2", "A1"]
-            heard = names_at(event.name)
-            assert heard and heard == expected * (len(heard) // 6), event
-            named = [getattr(one, "name", None) for one in trainer.engine.listeners(event)]
-            assert [name for name in named if name] == expected
+            called = names_at(event.name)
+            assert called and called == expected * (len(called) // 6), event
+            names = [getattr(listener, "name", None) for listener in trainer.engine.listeners(event)]
+            assert [name for name in names if name] == expected
 
 
-def test_closing_events_nest_what_algorithms_wrap_in_a_run():
+def test_algorithms_act_in_reverse_order_at_the_event_after_a_pass():
     with make_trainer([A("outer"), A("inner")], max_duration="1ba", eval_dataloader=None) as trainer:
         trainer.fit()
-    inside = [(name, event) for name, event in HEARD if "FORWARD" in event]
-    assert inside == [
+    calls = [(name, event) for name, event in HEARD if "FORWARD" in event]
+    assert calls == [
         ("outer", "BEFORE_FORWARD"),
         ("inner", "BEFORE_FORWARD"),
         ("inner", "AFTER_FORWARD"),
@@ -51,13 +51,13 @@ def test_closing_events_nest_what_algorithms_wrap_in_a_run():
     assert [name for name, event in HEARD if event == "AFTER_LOAD"] == ["outer", "inner"]
 
 
-def test_construction_fires_three_events_with_or_without_a_checkpoint():
+def test_making_a_trainer_fires_three_events_without_a_checkpoint_too():
     with make_trainer(callbacks=C("c")):
         assert HEARD == [("c", "INIT"), ("c", "BEFORE_LOAD"), ("c", "AFTER_LOAD")]
 
 
-def test_optimizers_come_after_init_and_schedulers_with_them():
-    class Looks(Callback):
+def test_optimizers_and_schedulers_are_made_after_init():
+    class ChecksState(Callback):
         def init(self, state, logger):
             assert state.optimizers == [] and state.schedulers == []
             assert next(state.unwrapped_model.parameters()).device == state.device
@@ -65,19 +65,19 @@ def test_optimizers_come_after_init_and_schedulers_with_them():
         def before_load(self, state, logger):
             assert len(state.optimizers) == len(state.schedulers) == 1
 
-    class Widens(Algorithm):
+    class RemovesBias(Algorithm):
         def init(self, state, logger):
             state.unwrapped_model.module = nn.Linear(3, 2, bias=False)
 
-    stepped = {"schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)}
-    with make_trainer([Widens()], [Looks()], **stepped) as trainer:
+    schedulers = {"schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+    with make_trainer([RemovesBias()], [ChecksState()], **schedulers) as trainer:
         (group,) = trainer.state.optimizers[0].param_groups
-        assert [one.shape for one in group["params"]] == [(2, 3)]
+        assert [parameter.shape for parameter in group["params"]] == [(2, 3)]
         trainer.fit()
 
 
 @pytest.mark.parametrize("event", list(Event))
-def test_events_fire_from_outside_in_any_spelling(event: Event):
+def test_run_event_accepts_an_event_its_value_and_its_name(event: Event):
     model = ClassificationModel(nn.Linear(3, 2), 2)
     model.metrics = lambda train: {}  # type: ignore[method-assign]
     with make_trainer(callbacks=[C("c")], model=model) as trainer:
@@ -87,53 +87,44 @@ def test_events_fire_from_outside_in_any_spelling(event: Event):
         assert [("c", event.name)] * 3 == HEARD
 
 
-def test_aliases_are_methods_and_strings():
-    heard = []
+def test_earlier_names_of_events_can_be_methods_and_be_fired():
+    calls = []
 
-    class Early(Callback):
+    class EarlierNames(Callback):
         def training_start(self, state, logger):
-            heard.append("training_start")
+            calls.append("training_start")
 
         def training_end(self, state, logger):
-            heard.append("training_end")
+            calls.append("training_end")
 
-    with make_trainer(callbacks=[Early()]) as trainer:
+    with make_trainer(callbacks=[EarlierNames()]) as trainer:
         for spelling in ("training_start", "TRAINING_END", Event.TRAINING_START, "fit_end"):
             trainer.engine.run_event(spelling)
         trainer.fit()
-    assert heard == [
-        "training_start",
-        "training_end",
-        "training_start",
-        "training_end",
-        "training_start",
-        "training_end",
-    ]
+    assert calls == ["training_start", "training_end"] * 3
 
 
-def test_an_unknown_event_is_an_error_with_the_nearest():
-    with (
-        make_trainer() as trainer,
-        pytest.raises(ValueError, match="unknown event 'epoch_strat'; did you mean 'epoch_start'"),
-    ):
+def test_an_unknown_event_is_an_error_with_a_suggestion():
+    message = "unknown event 'epoch_strat'; did you mean 'epoch_start'"
+    with make_trainer() as trainer, pytest.raises(ValueError, match=message):
         trainer.engine.run_event("epoch_strat")
 
 
-def test_only_overridden_methods_are_in_the_table():
-    class One(Callback):
+def test_only_overridden_methods_are_listeners():
+    class Overrides(Callback):
         def batch_end(self, state, logger): ...
 
-    class Inherits(One): ...
+    class Inherits(Overrides): ...
 
-    one, inherits, nothing = One(), Inherits(), Callback()
-    with make_trainer(callbacks=[one, inherits, nothing]) as trainer:
-        assert trainer.engine.listeners("batch_end") == [one, inherits]
+    overrides, inherits, nothing = Overrides(), Inherits(), Callback()
+    with make_trainer(callbacks=[overrides, inherits, nothing]) as trainer:
+        assert trainer.engine.listeners("batch_end") == [overrides, inherits]
         for event in Event:
             if event is not Event.BATCH_END:
-                assert not {one, inherits, nothing} & {*trainer.engine.listeners(event)}
+                assert not {overrides, inherits, nothing} & {*trainer.engine.listeners(event)}
 
 
-def test_who_overrides_run_event_hears_all_and_its_methods_only_through_itself():
+def test_an_override_of_run_event_gets_all_events_and_decides_whether_methods_are_called():
     class Both(Callback):
         def __init__(self, forward):
             self.forward, self.events, self.ends = forward, [], 0
@@ -146,18 +137,18 @@ def test_who_overrides_run_event_hears_all_and_its_methods_only_through_itself()
         def batch_end(self, state, logger):
             self.ends += 1
 
-    silent, passing = Both(False), Both(True)
-    with make_trainer(callbacks=[silent, passing]) as trainer:
+    silent, forwarding = Both(False), Both(True)
+    with make_trainer(callbacks=[silent, forwarding]) as trainer:
         trainer.fit()
         trainer.eval()
         trainer.predict([(torch.ones(2, 3),)])
-    assert {*silent.events} == {*Event} and silent.events == passing.events
+    assert {*silent.events} == {*Event} and silent.events == forwarding.events
     assert silent.events.count(Event.BATCH_END) == 6
-    assert (silent.ends, passing.ends) == (0, 6)
+    assert (silent.ends, forwarding.ends) == (0, 6)
     assert all(type(event) is Event for event in silent.events)
 
 
-def test_a_run_event_override_may_pass_on_to_methods_under_the_earliest_names():
+def test_an_override_of_run_event_can_forward_to_methods_with_earlier_names():
     class Both(Callback):
         def run_event(self, event, state, logger):
             super().run_event(event, state, logger)
@@ -170,28 +161,28 @@ def test_a_run_event_override_may_pass_on_to_methods_under_the_earliest_names():
     assert HEARD == [("both", "training_start")]
 
 
-def calls_to_make_a_trainer(callbacks: int) -> int:
-    """Calls of Python functions."""
+class Plain(Callback):
+    def batch_end(self, state, logger): ...
+
+
+def calls_to_make_a_trainer(number: int) -> int:
+    """Return how many Python functions are called to make a Trainer with a number of callbacks."""
     count = 0
 
-    def note(frame, event, argument):
+    def profile(frame, event, argument):
         nonlocal count
         count += event == "call"
 
-    watching = [Counts() for _ in range(callbacks)]
-    sys.setprofile(note)
+    callbacks = [Plain() for _ in range(number)]
+    sys.setprofile(profile)
     try:
-        trainer = make_trainer(callbacks=watching)
+        trainer = make_trainer(callbacks=callbacks)
     finally:
         sys.setprofile(None)
     trainer.close()
     return count
 
 
-class Counts(Callback):
-    def batch_end(self, state, logger): ...
-
-
-def test_making_a_trainer_takes_a_time_in_proportion_to_its_callbacks():
+def test_the_calls_to_make_a_trainer_grow_linearly_with_its_callbacks():
     none, few, many = map(calls_to_make_a_trainer, (0, 20, 200))
     assert many - none < 11 * (few - none)

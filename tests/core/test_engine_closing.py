@@ -1,4 +1,4 @@
-"""Closing happens once, and nothing runs after it."""
+"""A Trainer is closed once, and runs no events afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner import Callback, Event
 from runner.data import TensorLoader
 
 
-def test_close_happens_once():
+def test_hooks_are_closed_once_however_often_close_is_called():
     with make_trainer(callbacks=[C("c")]) as trainer:
         trainer.fit()
         assert not names_at("close")
@@ -20,10 +20,10 @@ def test_close_happens_once():
     assert names_at("close") == names_at("post_close") == ["c"]
 
 
-@pytest.mark.parametrize("listened", [True, False])
-def test_a_closed_engine_refuses_events(listened: bool):
+@pytest.mark.parametrize("has_callback", [True, False])
+def test_a_closed_trainer_refuses_events_fits_and_evaluations(has_callback: bool):
     data = TensorLoader(torch.ones(6, 3), torch.zeros(6, dtype=torch.long), batch_size=2, shuffle=False)
-    trainer = make_trainer(callbacks=[C("c")] if listened else [])
+    trainer = make_trainer(callbacks=[C("c")] if has_callback else [])
     trainer.close()
     HEARD.clear()
     for event in ("fit_start", Event.BATCH_END, "EVAL_START"):
@@ -35,7 +35,7 @@ def test_a_closed_engine_refuses_events(listened: bool):
     assert trainer.state.timestamp.batch == 0 and HEARD == []
 
 
-def test_a_handler_may_close_the_trainer_and_training_ends_there():
+def test_a_callback_that_closes_the_trainer_ends_training():
     class Closes(Callback):
         def batch_end(self, state, logger):
             trainer.close()

@@ -1,4 +1,4 @@
-"""An error anywhere closes everything, goes on unchanged, and its notes say where it was raised."""
+"""An error closes all hooks and is raised again, with a note that names the hook, the event and the batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fails(Callback):
 
 
 class Outcome(LoggerDestination):
-    """Notes how the run ended, as one that marks runs would."""
+    """Records the error with which the run ended, as a destination that marks failed runs does."""
 
     error: BaseException | str | None = "never closed"
 
@@ -69,21 +69,21 @@ def run_everything(fails: Fails, outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("event", list(Event))
 @pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit])
-def test_an_error_at_any_event_closes_all_and_goes_on_unchanged(event: Event, kind: type[BaseException]):
+def test_an_error_at_any_event_closes_all_hooks_and_is_raised_unchanged(event: Event, kind: type[BaseException]):
     error, outcome = kind("mine"), Outcome()
-    with pytest.raises(kind) as raised:
+    with pytest.raises(kind) as caught:
         run_everything(Fails(event.value, error), outcome)
-    assert raised.value is error and error.args == ("mine",)
+    assert caught.value is error and error.args == ("mine",)
     assert error.__cause__ is None and error.__context__ is None
     assert len(error.__notes__) == 1
     assert re.fullmatch(rf"raised by 'fails' at {event.name}, (in|after) epoch [12]\W.*", error.__notes__[0])
     ((raised_by, at, timestamp),) = facts_of(error).raisers
     assert (raised_by, at) == ("fails", event) and timestamp is not None
     assert [entry for entry in HEARD if entry[1].endswith("close")] == CLOSED, "callbacks first, destinations last"
-    assert outcome.error is error, "whoever marks runs knows that this one failed, and why"
+    assert outcome.error is error
 
 
-def test_the_note_says_which_object_at_which_epoch_and_batch():
+def test_the_note_names_hook_event_epoch_and_batch():
     error = ValueError("mine")
     fails = Fails("after_loss", error, skip=4)
     fails.config_key = "my_key"
@@ -95,7 +95,7 @@ def test_the_note_says_which_object_at_which_epoch_and_batch():
     assert (facts.raised_by, facts.event, facts.timestamp.batch) == ("my_key", Event.AFTER_LOSS, 4)
 
 
-def test_the_note_names_an_object_that_is_empty_by_its_own_count():
+def test_the_note_names_a_hook_whose_length_is_zero():
     class Empty(Callback):
         def __len__(self):
             return 0
@@ -103,24 +103,24 @@ def test_the_note_names_an_object_that_is_empty_by_its_own_count():
         def fit_start(self, state, logger):
             raise ValueError("mine")
 
-    with pytest.raises(ValueError) as raised, make_trainer(callbacks=[Empty()]) as trainer:
+    with pytest.raises(ValueError) as caught, make_trainer(callbacks=[Empty()]) as trainer:
         trainer.fit()
-    assert raised.value.__notes__ == ["raised by 'empty' at FIT_START, in epoch 1, after 0 batches"]
+    assert caught.value.__notes__ == ["raised by 'empty' at FIT_START, in epoch 1, after 0 batches"]
 
 
-@pytest.mark.parametrize("at", ["close", "post_close"])
-def test_an_error_in_closing_leaves_nobody_unclosed_and_is_raised_at_the_end(at: str):
+@pytest.mark.parametrize("method", ["close", "post_close"])
+def test_an_error_in_closing_is_raised_after_all_other_hooks_are_closed(method: str):
     error, outcome = OSError("mine"), Outcome()
-    with pytest.raises(OSError) as raised:
-        run_everything(Fails(at, error), outcome)
-    assert raised.value is error
-    assert error.__notes__ == [f"raised by fails.{at} while closing; everything else was closed"]
+    with pytest.raises(OSError) as caught:
+        run_everything(Fails(method, error), outcome)
+    assert caught.value is error
+    assert error.__notes__ == [f"raised by fails.{method} while closing; everything else was closed"]
     assert facts_of(error).raisers == (Raiser("fails"),)
     assert [entry for entry in HEARD if entry[1].endswith("close")] == CLOSED
-    assert outcome.error is None, "the run itself was all right"
+    assert outcome.error is None, "training itself succeeded"
 
 
-def test_errors_in_closing_after_an_error_are_its_notes():
+def test_errors_in_closing_become_notes_of_the_error_that_ended_the_run():
     error = ValueError("first")
     callbacks = [
         Fails("batch_end", error),
@@ -129,9 +129,9 @@ def test_errors_in_closing_after_an_error_are_its_notes():
         C("c"),
     ]
     outcome = Outcome()
-    with pytest.raises(ValueError) as raised, make_trainer(callbacks=callbacks, loggers=outcome) as trainer:
+    with pytest.raises(ValueError) as caught, make_trainer(callbacks=callbacks, loggers=outcome) as trainer:
         trainer.fit()
-    assert raised.value is error is outcome.error
+    assert caught.value is error is outcome.error
     assert error.__notes__ == [
         "raised by 'fails' at BATCH_END, in epoch 1, after 1 batch",
         "while closing, fails_2.close raised OSError: second",
@@ -140,39 +140,39 @@ def test_errors_in_closing_after_an_error_are_its_notes():
     assert names_at("close").count("c") == names_at("post_close").count("c") == 1
 
 
-def test_an_error_in_the_body_of_with_marks_the_run_failed_too():
+def test_an_error_in_the_with_block_of_a_trainer_is_the_error_of_the_run():
     error, outcome = ValueError("mine"), Outcome()
-    with pytest.raises(ValueError) as raised, make_trainer(loggers=outcome) as trainer:
+    with pytest.raises(ValueError) as caught, make_trainer(loggers=outcome) as trainer:
         trainer.fit()
         raise error
-    assert raised.value is error is outcome.error
+    assert caught.value is error is outcome.error
 
 
-@pytest.mark.parametrize("where", ["forward", "loss", "data", "optimizer"])
-def test_an_error_outside_of_handlers_closes_all_as_well(where: str):
+@pytest.mark.parametrize("place", ["forward", "loss", "data", "optimizer"])
+def test_an_error_of_model_data_or_optimizer_closes_all_hooks(place: str):
     error = ValueError("mine")
+
+    def fail_in(name: str) -> None:
+        if name == place:
+            raise error
 
     class Model(ClassificationModel):
         def forward(self, batch):
-            if where == "forward":
-                raise error
+            fail_in("forward")
             return super().forward(batch)
 
         def loss(self, outputs, batch):
-            if where == "loss":
-                raise error
+            fail_in("loss")
             return super().loss(outputs, batch)
 
     class Optimizer(torch.optim.SGD):
         def step(self, closure=None):
-            if where == "optimizer":
-                raise error
+            fail_in("optimizer")
             return super().step(closure)
 
     def data():
         yield torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
-        if where == "data":
-            raise error
+        fail_in("data")
 
     outcome = Outcome()
     trainer = make_trainer(
@@ -183,15 +183,15 @@ def test_an_error_outside_of_handlers_closes_all_as_well(where: str):
         max_duration="1ep",
         optimizers=lambda params: Optimizer(params, lr=0.1),
     )
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError) as caught:
         trainer.fit()
-    assert raised.value is error is outcome.error
+    assert caught.value is error is outcome.error
     closed = [entry for entry in HEARD if entry[1].endswith("close")]
     assert closed == [("c", "close"), ("l", "close"), ("c", "post_close"), ("l", "post_close")]
 
 
 @pytest.mark.parametrize("event", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD])
-def test_an_error_in_construction_closes_all_once(event: Event):
+def test_an_error_while_the_trainer_is_made_closes_all_hooks_once(event: Event):
     with pytest.raises(ValueError):
         make_trainer(callbacks=[C("c"), Fails(event.value, ValueError("mine"))])
     assert names_at("close") == names_at("post_close") == ["c", "fails"]

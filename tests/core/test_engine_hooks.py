@@ -1,6 +1,6 @@
-"""Hooks that cannot be called, or would do nothing, are refused when the trainer is made; all others are called."""
+"""Hooks that cannot be called, or would do nothing, are refused when the Trainer is made; all others are called."""
 
-# Hooks with other signatures than ours are what is tested.
+# Some hooks have wrong signatures on purpose.
 # pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runner.libraries.foreign_hooks import HOOKS_HERE
 
 
 def takes(*names: str) -> Any:
-    """A function with these arguments."""
+    """Return a function with these arguments."""
     return eval(f"lambda {', '.join(names)}: None")
 
 
@@ -27,8 +27,8 @@ WRONG_HOOKS = {
     "no logger": ("batch_end", takes("self", "state"), "state, logger"),
     "nothing": ("epoch_end", takes("self"), "state, logger"),
     "no self": ("fit_start", takes("state", "logger"), "state, logger"),
-    "one more": ("eval_end", takes("self", "state", "logger", "metrics"), "state, logger"),
-    "earliest name": ("training_end", takes("self", "state"), "state, logger"),
+    "one too many": ("eval_end", takes("self", "state", "logger", "metrics"), "state, logger"),
+    "earlier name": ("training_end", takes("self", "state"), "state, logger"),
     "keyword": ("batch_start", takes("self", "state", "*", "logger"), "state, logger"),
     "a number": ("epoch_start", 3.0, "state, logger"),
     "close": ("close", takes("self"), "state, logger"),
@@ -43,33 +43,33 @@ WRONG_HOOKS = {
 
 @pytest.mark.parametrize("name", WRONG_HOOKS)
 @pytest.mark.parametrize("kind", ["algorithms", "callbacks", "loggers"])
-def test_a_method_that_cannot_be_called_is_refused_when_the_trainer_is_made(kind: str, name: str):
-    hook, method, given = WRONG_HOOKS[name]
+def test_a_hook_with_other_arguments_is_refused_when_the_trainer_is_made(kind: str, name: str):
+    hook, method, arguments = WRONG_HOOKS[name]
     base = {"algorithms": Algorithm, "callbacks": Callback, "loggers": LoggerDestination}[kind]
     mine = type("Mine", (base,), {hook: method})
     hook = {"training_end": "fit_end"}.get(hook, hook)
-    with pytest.raises(TypeError) as raised:
+    with pytest.raises(TypeError) as caught:
         make_trainer(**{kind: [mine()]})
-    define = f"{hook}(self, {given})" if given else f"{hook}(self)"
-    assert str(raised.value) == (
-        f"Mine.{hook} cannot be called as {hook}({given}): define {define}, or rename it if it is not a hook"
+    define = f"{hook}(self, {arguments})" if arguments else f"{hook}(self)"
+    assert str(caught.value) == (
+        f"Mine.{hook} cannot be called as {hook}({arguments}): define {define}, or rename it if it is not a hook"
     )
 
 
-def test_a_hook_that_would_do_nothing_is_refused():
-    class Yields(Callback):
+def test_a_hook_that_is_a_generator_or_coroutine_is_refused():
+    class Generator(Callback):
         def batch_end(self, state, logger):
             yield
 
-    class Waits(Callback):
+    class Coroutine(Callback):
         async def batch_end(self, state, logger): ...
 
-    for wrong in (Yields, Waits):
-        with pytest.raises(TypeError, match=rf"{wrong.__name__}.batch_end would do nothing when called"):
-            make_trainer(callbacks=[wrong()])
+    for kind in (Generator, Coroutine):
+        with pytest.raises(TypeError, match=rf"{kind.__name__}.batch_end would do nothing when called"):
+            make_trainer(callbacks=[kind()])
 
 
-def test_so_are_an_attribute_in_the_place_of_a_hook_and_what_a_destination_takes():
+def test_an_attribute_with_the_name_of_a_hook_and_wrong_methods_of_subclasses_are_refused():
     class Started(Callback):
         def __init__(self):
             self.epoch_start = 0.0  # type: ignore[assignment]
@@ -92,7 +92,7 @@ def hook(self, *arguments): ...
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("foreign", "definition"),
     [
         ("on_train_batch_end", "batch_end(self, state, logger)"),
         ("on_step_end", "batch_end(self, state, logger)"),
@@ -103,30 +103,32 @@ def hook(self, *arguments): ...
     ],
 )
 @pytest.mark.parametrize("others", [(), ("fit_end", "close")])
-def test_a_hook_of_another_library_is_refused_with_the_name_that_it_has_here(theirs: str, ours: str, others: tuple):
-    mine = type("Mine", (Callback,), dict.fromkeys((theirs, *others), hook))
-    with pytest.raises(TypeError) as raised:
+def test_a_hook_of_another_library_is_refused_with_the_name_of_ours(foreign: str, definition: str, others: tuple):
+    mine = type("Mine", (Callback,), dict.fromkeys((foreign, *others), hook))
+    with pytest.raises(TypeError) as caught:
         make_trainer(callbacks=[mine()])
-    remedy = f"define {ours}, or rename it if it is not a hook"
-    assert str(raised.value) == f"Mine.{theirs} would never be called: {remedy}"
+    remedy = f"define {definition}, or rename it if it is not a hook"
+    assert str(caught.value) == f"Mine.{foreign} would never be called: {remedy}"
 
 
-def test_a_class_for_two_libraries_has_the_hooks_of_both():
-    theirs = type("Theirs", (), dict.fromkeys(HOOKS_HERE, hook))
-    both = type("Both", (Callback, theirs), {"batch_end": hook, "on_train_batch_end": hook, "after_step": hook})
+def test_a_class_that_inherits_hooks_of_another_library_is_accepted():
+    foreign = type("Foreign", (), dict.fromkeys(HOOKS_HERE, hook))
+    both = type("Both", (Callback, foreign), {"batch_end": hook, "on_train_batch_end": hook, "after_step": hook})
     make_trainer(callbacks=[both()]).close()
 
 
-def test_the_names_here_are_hooks_and_the_others_are_not():
-    for theirs, ours in HOOKS_HERE.items():
-        assert callable(getattr(Hooks, ours)) and not hasattr(Hooks, theirs)
+def test_the_table_of_foreign_hooks_names_existing_hooks():
+    for foreign, name in HOOKS_HERE.items():
+        assert callable(getattr(Hooks, name)) and not hasattr(Hooks, foreign)
 
 
 @pytest.mark.parametrize("kind", ["algorithms", "callbacks", "loggers"])
-@pytest.mark.parametrize("own", [(), ("compute",), ("_batch_end",), ("state_dict", "load_state_dict"), ("warm_up",)])
-def test_what_has_nothing_to_call_is_refused(kind: str, own: tuple[str, ...]):
+@pytest.mark.parametrize(
+    "methods", [(), ("compute",), ("_batch_end",), ("state_dict", "load_state_dict"), ("warm_up",)]
+)
+def test_a_class_without_a_hook_that_would_be_called_is_refused(kind: str, methods: tuple[str, ...]):
     base = {"algorithms": Algorithm, "callbacks": Callback, "loggers": LoggerDestination}[kind]
-    mine = type("Mine", (base,), dict.fromkeys(own, hook))
+    mine = type("Mine", (base,), dict.fromkeys(methods, hook))
     with pytest.raises(TypeError, match=r"^Mine would never be called: it has no method named after an event, such as"):
         make_trainer(**{kind: [mine()]})
 
@@ -141,13 +143,13 @@ def test_what_has_nothing_to_call_is_refused(kind: str, own: tuple[str, ...]):
         (Callback, "post_close"),
     ],
 )
-def test_what_has_one_method_that_is_called_is_not(base: Any, name: str):
+def test_a_class_with_a_single_method_that_is_called_is_accepted(base: Any, name: str):
     mine = type("Mine", (base,), {name: lambda self, *arguments: getattr(super(mine, self), name)(*arguments)})
     make_trainer(**{"algorithms" if base is Algorithm else "callbacks": [mine()]}).close()
 
 
 class Matches(Algorithm):
-    """Written like an algorithm for Composer: notes the events that `match` gets, and acts once per batch."""
+    """Written like an algorithm for Composer: records the events that `match` gets, and acts once per batch."""
 
     def __init__(self, name: str):
         self.name = name
@@ -164,28 +166,28 @@ class Matches(Algorithm):
         HEARD.append((self.name, "fit_end"))
 
 
-def test_match_is_asked_at_every_event_in_the_order_of_algorithms():
+def test_match_is_called_at_every_event_in_the_order_of_algorithms():
     with make_trainer([A("a"), Matches("b"), A("c")], max_duration="2ba", eval_dataloader=None) as trainer:
         trainer.fit()
     assert [event for name, event in HEARD if name == "b" and event.isupper()] == [
         event for name, event in HEARD if name == "a" and event.isupper()
     ]
-    acts = [one for one in HEARD if one[1] in ("AFTER_TRAIN_BATCH", "apply AFTER_TRAIN_BATCH")]
-    assert acts == [
+    calls = [call for call in HEARD if call[1] in ("AFTER_TRAIN_BATCH", "apply AFTER_TRAIN_BATCH")]
+    assert calls == [
         (name, f"{prefix}AFTER_TRAIN_BATCH") for name, prefix in [("c", ""), ("b", ""), ("b", "apply "), ("a", "")] * 2
     ]
     assert [name for name, event in HEARD if event == "apply INIT"] == ["b"]
     assert HEARD.index(("b", "fit_end")) == HEARD.index(("b", "FIT_END")) - 1
 
 
-def test_who_defines_neither_is_never_asked():
+def test_an_algorithm_without_match_and_apply_listens_only_to_its_own_events():
     class Plain(Algorithm):
         def batch_end(self, state, logger): ...
 
     with make_trainer([Plain(), Matches("m")]) as trainer:
-        (plain,) = (one for one in trainer.state.algorithms if isinstance(one, Plain))
+        plain, matches = trainer.state.algorithms
         assert [event for event in Event if plain in trainer.engine.listeners(event)] == [Event.BATCH_END]
-        assert all(trainer.state.algorithms[1] in trainer.engine.listeners(event) for event in Event)
+        assert all(matches in trainer.engine.listeners(event) for event in Event)
 
 
 @pytest.mark.parametrize("kind", ["algorithms", "callbacks", "loggers"])
@@ -197,21 +199,21 @@ def test_match_without_apply_and_apply_without_match_are_refused(kind: str, name
         make_trainer(**{kind: [mine()]})
 
 
-def test_what_an_object_sets_on_itself_is_called():
-    heard = []
+def test_run_event_can_be_an_attribute_of_the_instance():
+    events = []
 
     class Mine(Callback):
         def __init__(self):
-            self.run_event = lambda event, state, logger: heard.append(event)  # type: ignore[method-assign]
+            self.run_event = lambda event, state, logger: events.append(event)  # type: ignore[method-assign]
 
     make_trainer(callbacks=[Mine()]).close()
-    assert heard == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD]
+    assert events == [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD]
 
 
-def test_whatever_can_be_called_is_called():
-    heard = []
+def test_hooks_can_be_decorated_static_or_lambdas_and_have_other_parameters():
+    calls = []
 
-    def passes_on(method):
+    def without_logger(method):
         @functools.wraps(method)
         def batch_end(self, state, logger):
             method(self, state)
@@ -220,43 +222,43 @@ def test_whatever_can_be_called_is_called():
 
     class Mine(Callback):
         def __init__(self):  # without super().__init__()
-            self.fit_end = lambda *arguments: heard.append("fit_end")  # type: ignore[method-assign]
-            self.batch_start = slice  # type: ignore[assignment]  # built in C, without a signature
+            self.fit_end = lambda *arguments: calls.append("fit_end")  # type: ignore[method-assign]
+            self.batch_start = slice  # type: ignore[assignment]  # written in C, without a signature
 
         @torch.no_grad()
         def fit_start(self, state, logger):
-            heard.append("fit_start")
+            calls.append("fit_start")
 
-        @passes_on
+        @without_logger
         def batch_end(self, state):
-            heard.append("batch_end")
+            calls.append("batch_end")
 
         @staticmethod
         def epoch_start(state, logger):
-            heard.append("epoch_start")
+            calls.append("epoch_start")
 
         def epoch_end(self, _, logger=None, *others, verbose=False):
-            heard.append("epoch_end")
+            calls.append("epoch_end")
 
-    class Own(Algorithm):
+    class MyAlgorithm(Algorithm):
         def __init__(self):  # without super().__init__()
             self.count = 0
 
         def close(self, *arguments):
-            heard.append("close")
+            calls.append("close")
 
-    with make_trainer([Own()], [Mine()], max_duration="3ba") as trainer:
+    with make_trainer([MyAlgorithm()], [Mine()], max_duration="3ba") as trainer:
         trainer.fit()
         assert trainer.state.algorithms[0].state_dict() == trainer.state.callbacks[1].state_dict() == {}
-    assert heard == ["fit_start", "epoch_start", *["batch_end"] * 3, "epoch_end", "fit_end", "close"]
+    assert calls == ["fit_start", "epoch_start", *["batch_end"] * 3, "epoch_end", "fit_end", "close"]
 
 
-def test_on_the_command_line_it_is_one_message(run_here: Any, tmp_path: Path):
+def test_a_command_with_a_wrong_hook_ends_with_a_single_message(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(
         "from runner import Callback\n\n\nclass Mine(Callback):\n    def close(self, state): ...\n"
     )
-    ended = run_here("model=mlp", "~callbacks.mlflow_logger", "+callbacks.mine._target_=own.Mine", code=2)
-    assert ended.err == (
+    finished = run_here("model=mlp", "~callbacks.mlflow_logger", "+callbacks.mine._target_=own.Mine", code=2)
+    assert finished.err == (
         "error: Mine.close cannot be called as close(state, logger): "
         "define close(self, state, logger), or rename it if it is not a hook\n"
     )

@@ -1,3 +1,5 @@
+"""The base class of hooks: a method for each event, and class definitions with wrong names are refused."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,22 +11,21 @@ from runner.timing.event import ALIASES
 
 @pytest.mark.parametrize("kind", [Callback, Algorithm, LoggerDestination])
 def test_every_event_has_a_hook_that_does_nothing(kind: type[Hooks]):
-    one = kind()
+    hooks = kind()
     for event in Event:
-        assert getattr(one, event.value)("state", "logger") is None
+        assert getattr(hooks, event.value)("state", "logger") is None
         assert getattr(Hooks, event.value).__doc__.startswith(f"{event.name}: ")
-        assert one.run_event(event, "state", "logger") is None  # type: ignore[arg-type]
-    assert one.close("state", "logger") is None and one.post_close() is None  # type: ignore[arg-type]
-    assert one.state_dict() == {}
-    one.load_state_dict({"any": 1})
+        assert hooks.run_event(event, "state", "logger") is None  # type: ignore[arg-type]
+    assert hooks.close("state", "logger") is None and hooks.post_close() is None  # type: ignore[arg-type]
+    assert hooks.state_dict() == {}
+    hooks.load_state_dict({"any": 1})
 
 
-def test_no_hook_is_without_its_event():
-    own = {name for name, value in vars(Hooks).items() if callable(value) and not name.startswith("_")}
-    others = {"warm_up", "run_event", "match", "apply", "close", "post_close", "state_dict", "load_state_dict"} | {
-        "gather_state"
-    }
-    assert own - others == {event.value for event in Event}
+def test_every_public_method_is_an_event_or_a_known_exception():
+    methods = {name for name, value in vars(Hooks).items() if callable(value) and not name.startswith("_")}
+    states = {"state_dict", "load_state_dict", "gather_state"}
+    others = {"warm_up", "run_event", "match", "apply", "close", "post_close"} | states
+    assert methods - others == {event.value for event in Event}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_no_hook_is_without_its_event():
     ],
 )
 @pytest.mark.parametrize("kind", [Callback, Algorithm, LoggerDestination])
-def test_a_misspelt_hook_is_refused_when_the_class_is_made(kind: type[Hooks], wrong: str, nearest: str):
+def test_a_misspelled_hook_is_refused_when_its_class_is_defined(kind: type[Hooks], wrong: str, nearest: str):
     def hook(self, state, logger): ...
 
     with pytest.raises(
@@ -50,7 +51,7 @@ def test_a_misspelt_hook_is_refused_when_the_class_is_made(kind: type[Hooks], wr
         type("Mine", (kind,), {wrong: hook})
 
 
-def test_a_hook_as_other_libraries_call_it_is_refused_whatever_it_takes():
+def test_a_hook_named_as_in_other_libraries_is_refused_with_any_parameters():
     def hook(self, trainer, module): ...
 
     message = r"Mine\.on_epoch_end\(trainer, module\) would never be called: unknown event 'on_epoch_end'"
@@ -58,7 +59,7 @@ def test_a_hook_as_other_libraries_call_it_is_refused_whatever_it_takes():
         type("Mine", (Callback,), {"on_epoch_end": hook})
 
 
-def test_every_event_with_a_letter_too_many_is_refused():
+def test_every_event_with_an_extra_letter_is_refused():
     def hook(self, state, logger): ...
 
     for event in Event:
@@ -66,20 +67,20 @@ def test_every_event_with_a_letter_too_many_is_refused():
             type("Mine", (Callback,), {f"{event.value}s": hook})
 
 
-def test_methods_that_are_no_hooks_are_let_alone():
+def test_methods_that_do_not_look_like_hooks_are_accepted():
     class Mine(Callback):
         batch_ends_seen = 0
 
-        def batch_ends(self, state): ...  # other arguments
+        def batch_ends(self, state): ...  # other parameters than a hook
         def _batch_ends(self, state, logger): ...  # private
-        def compute_statistics(self, state, logger): ...  # near to nothing
+        def compute_statistics(self, state, logger): ...  # similar to no event
         def close(self, state, logger): ...
         def training_start(self, state, logger): ...
 
     assert Mine().batch_ends("state") is None
 
 
-def test_a_misspelt_hook_of_a_grandchild_is_refused_too():
+def test_a_misspelled_hook_in_a_subclass_of_a_callback_is_refused():
     class Parent(Callback):
         def batch_end(self, state, logger): ...
 
@@ -92,7 +93,7 @@ def test_a_misspelt_hook_of_a_grandchild_is_refused_too():
 
 
 @pytest.mark.parametrize(("alias", "name"), [*ALIASES.items()])
-def test_a_hook_may_have_the_earlier_name_but_not_both(alias: str, name: str):
+def test_a_hook_can_have_its_earlier_or_its_present_name_but_not_both(alias: str, name: str):
     def early(self, state, logger):
         return "early"
 
@@ -116,6 +117,6 @@ def test_a_hook_may_have_the_earlier_name_but_not_both(alias: str, name: str):
 
 
 @pytest.mark.parametrize("name", ["runs_before", "runs_after", "conflicts_with"])
-def test_a_declaration_that_is_one_string_is_refused(name: str):
+def test_a_declaration_of_order_that_is_a_string_is_refused(name: str):
     with pytest.raises(TypeError, match=f"Mine.{name}='EMA': must be a set of class names, {{'EMA'}}"):
         type("Mine", (Algorithm,), {name: "EMA"})

@@ -1,3 +1,5 @@
+"""The logger: values, records, wrong arguments, threads, and errors of destinations."""
+
 from __future__ import annotations
 
 import json
@@ -24,18 +26,18 @@ def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
     return tiny_trainer(loggers=list(loggers), **arguments)
 
 
-def test_a_value_is_that_of_the_moment_it_was_logged():
+def test_a_tensor_that_changes_after_it_was_logged_keeps_its_logged_value():
     memory = InMemoryLogger()
     with make_trainer(memory) as trainer:
         value = torch.tensor(1.0)
         trainer.logger.log_metrics({"a": value})
         value.fill_(2.0)
         trainer.logger.log_metrics({"a": value, "b": value.requires_grad_()})
-    assert [v for _, v in memory.data["a"]] == [1.0, 2.0]
-    assert [v for _, v in memory.data["b"]] == [2.0]
+    assert [value for _, value in memory.data["a"]] == [1.0, 2.0]
+    assert [value for _, value in memory.data["b"]] == [2.0]
 
 
-def test_not_a_number_and_infinity_arrive_unaltered():
+def test_nan_and_infinity_are_logged_unchanged():
     memory = InMemoryLogger()
     with make_trainer(memory) as trainer:
         trainer.logger.log_metrics({"nan": torch.tensor(float("nan")), "inf": float("-inf")})
@@ -44,7 +46,7 @@ def test_not_a_number_and_infinity_arrive_unaltered():
 
 
 @pytest.mark.parametrize("shape", [(2,), (0,), (1, 3)])
-def test_a_tensor_that_is_no_number_is_an_error_with_its_key(shape):
+def test_a_tensor_with_several_elements_or_none_is_an_error_with_its_key(shape):
     with make_trainer(InMemoryLogger()) as trainer, pytest.raises(ValueError, match=r"metric 'norm' has shape \("):
         trainer.logger.log_metrics({"norm": torch.zeros(shape)})
 
@@ -54,7 +56,7 @@ def test_a_complex_tensor_is_an_error_with_its_key():
         trainer.logger.log_metrics({"wave": torch.tensor(1j)})
 
 
-def test_what_a_trainer_logged_that_was_never_closed_is_not_lost(tmp_path: Path):
+def test_a_process_that_never_closes_its_trainer_still_writes_all_metrics(tmp_path: Path):
     program = """
 import torch
 from runner.callbacks import JSONLinesLogger
@@ -66,27 +68,27 @@ trainer = Trainer(model=ClassificationModel(torch.nn.Linear(3, 2), 2), train_dat
                   loggers=JSONLinesLogger(), run_dir="run", run_name="mine", device="cpu")
 trainer.fit()
 """
-    done = run_python(["-c", program], cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "run 'mine' was not closed: use `with Trainer(...)`, or call close()\n"
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [one["step"] for one in map(json.loads, lines) if "loss/train/total" in one["metrics"]] == [*range(1, 8)]
+    finished = run_python(["-c", program], cwd=tmp_path)
+    assert (finished.returncode, finished.stdout) == (0, "")
+    assert finished.stderr == "run 'mine' was not closed: use `with Trainer(...)`, or call close()\n"
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if "loss/train/total" in record["metrics"]] == [*range(1, 8)]
 
 
 @pytest.mark.parametrize("value", ["hello", "1.5", None, [1.0], 1j, np.zeros(3)], ids=str)
-def test_a_value_that_is_no_number_is_an_error_of_who_logs_it(value):
+def test_a_value_that_is_no_number_is_an_error_that_names_the_callback(value):
     class Log(Callback):
         def batch_end(self, state, logger):
             logger.log_metrics({"fine": 1.0, "mine": value})
 
-    with pytest.raises(TypeError) as raised, make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer:
+    with pytest.raises(TypeError) as caught, make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer:
         trainer.fit()
-    assert str(raised.value).startswith(f"metric 'mine'={value!r}: must be a number or a tensor with one element")
-    assert raised.value.__notes__ == ["raised by 'log' at BATCH_END, in epoch 1, after 1 batch"]
+    assert str(caught.value).startswith(f"metric 'mine'={value!r}: must be a number or a tensor with one element")
+    assert caught.value.__notes__ == ["raised by 'log' at BATCH_END, in epoch 1, after 1 batch"]
 
 
 @pytest.mark.parametrize("metrics", [("mine", 1.0), 1.0, "mine"])
-def test_metrics_that_are_no_dict_are_an_error_that_shows_one(metrics):
+def test_metrics_that_are_no_dict_are_an_error_with_an_example(metrics):
     message = re.escape(f"metrics={metrics!r}: must be a dict of numbers, such as {{'key': 0.5}}")
     with make_trainer(InMemoryLogger()) as trainer, pytest.raises(TypeError, match=message):
         trainer.logger.log_metrics(metrics)
@@ -96,19 +98,19 @@ def test_numbers_of_every_kind_are_logged_as_floats():
     numbers = {"bool": True, "int": 2, "float64": np.float64(1.5), "float32": np.float32(1.5), "array": np.array(3)}
     memory = InMemoryLogger()
     with make_trainer(memory) as trainer:
-        trainer.logger.log_metrics({**numbers, "one": torch.ones(1, 1)})
+        trainer.logger.log_metrics({**numbers, "tensor": torch.ones(1, 1)})
     assert {key: series[0][1] for key, series in memory.data.items()} == {
         "bool": 1.0,
         "int": 2.0,
         "float64": 1.5,
         "float32": 1.5,
         "array": 3.0,
-        "one": 1.0,
+        "tensor": 1.0,
     }
     assert all(isinstance(series[0][1], float) for series in memory.data.values())
 
 
-def test_read_back_keeps_order_and_records_whatever_the_dtypes():
+def test_read_back_keeps_records_and_their_order_for_all_dtypes():
     values = [torch.tensor(1.5), 2.0, torch.tensor(3, dtype=torch.int32), torch.tensor(0.1, dtype=torch.float64), 1.0]
     values.append(torch.tensor(2.0, dtype=torch.bfloat16))
     records = [
@@ -120,13 +122,13 @@ def test_read_back_keeps_order_and_records_whatever_the_dtypes():
     assert {type(value) for record in records for value in record.metrics.values()} == {float}
 
 
-def test_a_batch_is_one_record():
+def test_all_metrics_of_a_batch_are_in_one_record_except_repeated_keys():
     class Records(LoggerDestination):
         def __init__(self):
-            self.taken: list[MetricRecord] = []
+            self.records: list[MetricRecord] = []
 
         def log_records(self, records):
-            self.taken += records
+            self.records += records
 
     class Log(Callback):
         def batch_end(self, state, logger):
@@ -135,31 +137,32 @@ def test_a_batch_is_one_record():
 
     destination = Records()
     with make_trainer(destination, callbacks=[Log(), Log()]) as trainer:
-        trainer.logger._interval = 60.0  # before its thread starts: nothing is taken in between
+        trainer.logger._interval = 60.0  # the thread delivers nothing during this fit
         trainer.fit()
-    batches = [one for one in destination.taken if "loss/train/total" in one.metrics]
-    assert [one.step for one in batches] == [1, 2, 3, 4]
-    assert [one.metrics["b"] for one in batches] == [1.0, 2.0, 3.0, 4.0]
-    assert sum("b" in one.metrics for one in destination.taken) == 8  # of the second Log too
+    batches = [record for record in destination.records if "loss/train/total" in record.metrics]
+    assert [record.step for record in batches] == [1, 2, 3, 4]
+    assert [record.metrics["b"] for record in batches] == [1.0, 2.0, 3.0, 4.0]
+    # Keys that the second Log repeats are in further records.
+    assert sum("b" in record.metrics for record in destination.records) == 8
 
 
-def test_values_arrive_in_the_background_in_order_and_all_of_them():
-    class Taken(LoggerDestination):
+def test_all_values_arrive_in_the_background_in_order():
+    class Values(LoggerDestination):
         def __init__(self):
             self.values: list[tuple[int, float]] = []
 
         def log_metrics(self, metrics, step):
             self.values.append((step, metrics["i"]))
 
-    taken = Taken()
-    with make_trainer(taken) as trainer:
+    destination = Values()
+    with make_trainer(destination) as trainer:
         for i in range(1000):
             trainer.logger.log_metrics({"i": torch.tensor(i)}, step=i)
         deadline = time.monotonic() + PATIENCE
-        while len(taken.values) < 1000 and time.monotonic() < deadline:  # no flush: the thread does it
+        while len(destination.values) < 1000 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert taken.values == [(i, float(i)) for i in range(1000)]
-    assert not [one for one in threading.enumerate() if one.name == "logger"], "close ends the thread"
+        assert destination.values == [(i, float(i)) for i in range(1000)]
+    assert not [thread for thread in threading.enumerate() if thread.name == "logger"], "close ends the thread"
 
 
 def test_values_logged_from_several_threads_all_arrive():
@@ -173,7 +176,7 @@ def test_values_logged_from_several_threads_all_arrive():
             thread.start()
         for thread in threads:
             thread.join(10)
-    assert {key: [int(v) for _, v in series] for key, series in memory.data.items()} == {
+    assert {key: [int(value) for _, value in series] for key, series in memory.data.items()} == {
         f"t{k}": [*range(200)] for k in range(4)
     }
 
@@ -185,7 +188,7 @@ def test_without_destinations_nothing_is_kept():
         trainer.fit()
 
 
-def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(caplog):
+def test_training_continues_after_a_single_warning_if_a_destination_cannot_write(caplog):
     class Full(LoggerDestination):
         def log_records(self, records):
             raise OSError(28, "No space left on device")
@@ -197,9 +200,7 @@ def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(c
         trainer.logger.log_metrics({"a": 1})
         trainer.logger.flush()
     assert len(memory.data["loss/train/total"]) == 4
-    assert [r.getMessage() for r in caplog.records] == [
-        "full cannot write ([Errno 28] No space left on device): training continues without it"
-    ]
+    assert caplog.messages == ["full cannot write ([Errno 28] No space left on device): training continues without it"]
 
 
 SQUARE = np.zeros((2, 4, 4, 3), np.uint8)
@@ -232,17 +233,17 @@ SQUARE = np.zeros((2, 4, 4, 3), np.uint8)
         ("log_metrics", ({"a": 1.0}, "x"), "step='x': must be a whole number of batches"),
     ],
 )
-def test_a_wrong_value_is_an_error_of_the_call(method: str, arguments: tuple, message: str):
+def test_a_wrong_argument_is_an_error_of_the_callback_that_logs_it(method: str, arguments: tuple, message: str):
     class Log(Callback):
         def batch_end(self, state, logger):
             getattr(logger, method)(*arguments)
 
     with (
-        pytest.raises((ValueError, TypeError), match=re.escape(message)) as raised,
+        pytest.raises((ValueError, TypeError), match=re.escape(message)) as caught,
         make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer,
     ):
         trainer.fit()
-    assert raised.value.__notes__[0].startswith("raised by 'log' at BATCH_END")
+    assert caught.value.__notes__[0].startswith("raised by 'log' at BATCH_END")
 
 
 def test_images_and_tables_arrive_as_arrays_and_plain_values():
@@ -268,72 +269,71 @@ def test_images_and_tables_arrive_as_arrays_and_plain_values():
         ("log_artifact", (__file__,)),
     ],
 )
-def test_so_it_is_with_all_that_is_logged(method: str, arguments: tuple, caplog):
+def test_an_os_error_of_any_method_is_a_warning_and_other_errors_end_the_run(method: str, arguments: tuple, caplog):
     class Full(LoggerDestination):
         def __init__(self, error: Exception):
             self.error = error
 
-    reached: list[str] = []
+    calls: list[tuple] = []
 
-    def refuse(self: Full, *given: object) -> None:
-        reached.append(method)
+    def fail(self: Full, *arguments: object) -> None:
+        calls.append(arguments)
         raise self.error
 
-    setattr(Full, method, refuse)
+    setattr(Full, method, fail)
     with (
         caplog.at_level(logging.WARNING, "runner"),
         make_trainer(Full(OSError(28, "full")), InMemoryLogger()) as trainer,
     ):
         for _ in range(2):
             getattr(trainer.logger, method)(*arguments)
-    assert len(reached) >= 2 and [r.getMessage() for r in caplog.records] == [
-        "full cannot write ([Errno 28] full): training continues without it"
-    ]
+    assert len(calls) >= 2
+    assert caplog.messages == ["full cannot write ([Errno 28] full): training continues without it"]
     with pytest.raises(KeyError, match="mine"), make_trainer(Full(KeyError("mine"))) as trainer:
         getattr(trainer.logger, method)(*arguments)
 
 
-def test_a_defect_of_a_destination_ends_the_run_as_itself():
+def test_an_error_in_the_code_of_a_destination_ends_the_run_unchanged():
     class Broken(LoggerDestination):
         def log_metrics(self, metrics, step):
             raise KeyError("mine")
 
     memory = InMemoryLogger()
-    with pytest.raises(KeyError, match="mine") as raised, make_trainer(Broken(), memory, max_duration="9ep") as trainer:
+    with pytest.raises(KeyError, match="mine") as caught, make_trainer(Broken(), memory, max_duration="9ep") as trainer:
         trainer.fit()
-    assert len(memory.data["loss/train/total"]) >= 1, "the other destination has its values"
-    assert trainer.state.error in (None, raised.value)
+    assert len(memory.data["loss/train/total"]) >= 1, "the other destination still gets the values"
+    assert trainer.state.error in (None, caught.value)
 
 
-def test_a_value_that_cannot_be_read_back_ends_the_run_and_not_the_thread():
+def test_a_value_that_cannot_be_read_back_is_an_error_and_later_values_still_arrive():
     memory = InMemoryLogger()
     with make_trainer(memory) as trainer:
         trainer.logger.log_metrics({"nowhere": torch.empty((), device="meta")})
         deadline = time.monotonic() + PATIENCE
         with pytest.raises(NotImplementedError, match="meta"):
-            while time.monotonic() < deadline:  # until the thread has come to it
+            while time.monotonic() < deadline:  # the thread's error is raised by a later call
                 time.sleep(0.01)
                 trainer.logger.log_metrics({"meanwhile": 1.0})
         trainer.logger.log_metrics({"later": 1.0})
     assert "later" in memory.data
 
 
-def test_flush_raises_an_error_once():
+def test_flush_raises_an_error_of_a_destination_once():
     class Broken(LoggerDestination):
         def log_metrics(self, metrics, step):
             raise ArithmeticError("mine")
 
     trainer = make_trainer(Broken())
     trainer.logger.log_metrics({"a": 1})
-    with pytest.raises(ArithmeticError, match="mine") as raised:
+    with pytest.raises(ArithmeticError, match="mine") as caught:
         trainer.logger.flush()
-    assert raised.value.__notes__ == ["raised by 'broken', to which this was logged"]
-    assert facts_of(raised.value).raisers == (Raiser("broken"),)
+    assert caught.value.__notes__ == ["raised by 'broken', to which this was logged"]
+    assert facts_of(caught.value).raisers == (Raiser("broken"),)
     trainer.logger.flush()
     trainer.close()
 
 
-def test_what_close_logs_still_arrives():
+def test_metrics_that_a_callback_logs_in_close_arrive():
     class Late(Callback):
         def close(self, state, logger: Logger):
             logger.log_metrics({"late": torch.tensor(3.0)})
@@ -345,17 +345,17 @@ def test_what_close_logs_still_arrives():
 
 
 def test_a_destination_has_all_metrics_before_it_is_closed():
-    class Slow(LoggerDestination):
+    class Steps(LoggerDestination):
         def __init__(self):
-            self.seen = []
+            self.steps = []
 
         def log_metrics(self, metrics, step):
-            self.seen.append(step)
+            self.steps.append(step)
 
         def close(self, state, logger):
-            assert self.seen == [1, 2, 3, 4, 4]  # the last is the epoch's accuracy
+            assert self.steps == [1, 2, 3, 4, 4]  # the last is the epoch's accuracy
 
-    with make_trainer(Slow()) as trainer:
+    with make_trainer(Steps()) as trainer:
         trainer.fit()
 
 
@@ -368,7 +368,7 @@ def test_logging_a_tensor_does_not_wait_for_a_slow_destination():
 
     trainer = make_trainer(Stuck(), max_duration="50ep")
     try:
-        trainer.fit()  # all 200 batches, while the first value is still on its way
+        trainer.fit()  # all 200 batches, while the destination still holds the first record
         assert trainer.state.timestamp.batch == 200
         assert not release.is_set()
     finally:
@@ -376,23 +376,23 @@ def test_logging_a_tensor_does_not_wait_for_a_slow_destination():
         trainer.close()
 
 
-def test_a_destination_may_look_at_what_was_logged_while_it_takes_records():
-    class LooksBack(LoggerDestination):
+def test_a_destination_can_read_from_another_one_while_it_gets_records():
+    class Lengths(LoggerDestination):
         def __init__(self):
-            self.seen: list[int] = []
+            self.lengths: list[int] = []
 
         def log_metrics(self, metrics, step):
-            self.seen.append(len(memory.data["a"]))
+            self.lengths.append(len(memory.data["a"]))
 
-    memory, looks_back = InMemoryLogger(), LooksBack()
+    memory, destination = InMemoryLogger(), Lengths()
 
     def log_twice():
-        with make_trainer(memory, looks_back) as trainer:
+        with make_trainer(memory, destination) as trainer:
             for _ in range(2):
                 trainer.logger.log_metrics({"a": 1.0})
                 trainer.logger.flush()
 
-    logging_thread = threading.Thread(target=log_twice, daemon=True)  # which may hang
+    logging_thread = threading.Thread(target=log_twice, daemon=True)  # a deadlock must not hang the tests
     logging_thread.start()
     logging_thread.join(PATIENCE)
-    assert looks_back.seen == [1, 2]
+    assert destination.lengths == [1, 2]

@@ -1,3 +1,5 @@
+"""Random numbers: streams by seed, name, batch and microbatch, and deterministic runs."""
+
 from __future__ import annotations
 
 import itertools
@@ -29,23 +31,23 @@ def test_dropout_differs_between_batches_and_microbatches_and_seeds():
             if module.training:
                 self.masks.append((output[:4] != 0).numpy().tobytes())
 
-    everything = []
+    masks: list[bytes] = []
     for seed in range(3):
-        masks = Masks()
-        run(callbacks=[masks], grad_accum=2, seed=seed)
-        everything += masks.masks
-    assert len(set(everything)) == len(everything) == 3 * 2 * 10
+        callback = Masks()
+        run(callbacks=[callback], grad_accum=2, seed=seed)
+        masks += callback.masks
+    assert len(set(masks)) == len(masks) == 3 * 2 * 10
 
 
 class TestStreamSeed:
-    def test_it_is_the_same_everywhere(self):
-        assert _mix(0) == 0xE220A8397B1DCDAF  # SplitMix64's first number for the state 0, as published
-        # Were these to change, no run could be resumed or repeated.
+    def test_seeds_never_change(self):
+        assert _mix(0) == 0xE220A8397B1DCDAF  # the first published number of SplitMix64 for state 0
+        # With other seeds, earlier runs could not be resumed or repeated.
         assert stream_seed(0, "order") == 1152760118607444429
         assert stream_seed(0, "order", 0) == 2574158892610469762
         assert stream_seed(123, "mixup", 5, 7) == 5896857467563377564
 
-    def test_every_argument_matters_and_so_does_their_order(self):
+    def test_seeds_differ_for_other_arguments_and_other_orders_of_them(self):
         seeds = [
             stream_seed(seed, name, *counters)
             for seed in (0, 1, 10)
@@ -55,30 +57,30 @@ class TestStreamSeed:
         assert len(set(seeds)) == len(seeds)
         assert all(0 <= seed < 2**63 for seed in seeds)
 
-    def test_it_is_even_over_bits(self):
+    def test_each_bit_is_set_in_half_of_the_seeds(self):
         seeds = [stream_seed(0, "x", batch) for batch in range(4096)]
         for bit in range(63):
             assert 1800 < sum(seed >> bit & 1 for seed in seeds) < 2300
 
 
 class TestForwardStream:
-    def test_it_depends_on_the_batch_and_microbatch_alone(self):
+    def test_numbers_depend_on_batch_and_microbatch_alone(self):
         stream = ForwardStream(0, torch.device("cpu"))
 
         def draw(batch: int, microbatch: int) -> list[float]:
             stream.start(batch, microbatch)
             return torch.rand(4).tolist()
 
-        first = {place: draw(*place) for place in itertools.product(range(50), range(4))}
-        assert {place: draw(*place) for place in reversed(first)} == first
-        assert len({tuple(values) for values in first.values()}) == len(first)
+        numbers = {position: draw(*position) for position in itertools.product(range(50), range(4))}
+        assert {position: draw(*position) for position in reversed(numbers)} == numbers
+        assert len({*map(tuple, numbers.values())}) == len(numbers)
 
-    def test_seeds_of_ranks_and_names_give_other_draws(self):
-        drawn = set()
+    def test_numbers_differ_between_seeds_and_names(self):
+        numbers = set()
         for seed, name in itertools.product(range(8), ("forward", "dataloader")):
             ForwardStream(seed, torch.device("cpu"), name).start(0, 0)
-            drawn.add(float(torch.rand(())))
-        assert len(drawn) == 16
+            numbers.add(float(torch.rand(())))
+        assert len(numbers) == 16
 
     def test_consecutive_batches_are_uncorrelated(self):
         stream = ForwardStream(0, torch.device("cpu"))
@@ -91,8 +93,8 @@ class TestForwardStream:
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, ":4096:8"), (":16:8", ":16:8")])
-def test_any_run_prepares_for_a_deterministic_one_after_it(monkeypatch, before: str | None, after: str):
-    name = "CUBLAS_WORKSPACE_CONFIG"  # which torch reads once in a process
+def test_every_run_sets_the_cublas_workspace_for_later_deterministic_runs(monkeypatch, before: str | None, after: str):
+    name = "CUBLAS_WORKSPACE_CONFIG"  # torch reads it once in a process
     monkeypatch.delenv(name, raising=False)
     if before is not None:
         monkeypatch.setenv(name, before)
@@ -100,9 +102,9 @@ def test_any_run_prepares_for_a_deterministic_one_after_it(monkeypatch, before: 
     assert os.environ[name] == after
 
 
-def test_deterministic_runs_refuse_what_is_not_and_restore_what_was():
-    class Puts(ClassificationModel):
-        """Uses an operation that has no deterministic form."""
+def test_deterministic_runs_refuse_other_operations_and_restore_the_mode_of_torch():
+    class NotDeterministic(ClassificationModel):
+        """Uses an operation that has no deterministic implementation."""
 
         def loss(self, outputs, batch):
             index = torch.zeros(2, dtype=torch.int64)
@@ -111,19 +113,19 @@ def test_deterministic_runs_refuse_what_is_not_and_restore_what_was():
 
     arguments: dict[str, Any] = {"algorithms": [], "max_duration": "1ba", "eval_dataloader": None}
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-    run(model=Puts(net, 3), **arguments)
+    run(model=NotDeterministic(net, 3), **arguments)
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
-        run(model=Puts(net, 3), deterministic=True, **arguments)
+        run(model=NotDeterministic(net, 3), deterministic=True, **arguments)
     assert not torch.are_deterministic_algorithms_enabled()
-    inside = []
+    modes = []
 
-    class Look(Callback):
+    class RecordsMode(Callback):
         def batch_end(self, state, logger):
-            inside.append(torch.are_deterministic_algorithms_enabled())
+            modes.append(torch.are_deterministic_algorithms_enabled())
 
-    first = run(deterministic=True, callbacks=[Look()])
-    assert all(inside) and not torch.are_deterministic_algorithms_enabled()
-    assert equal(first, run())
+    deterministic = run(deterministic=True, callbacks=[RecordsMode()])
+    assert modes and all(modes) and not torch.are_deterministic_algorithms_enabled()
+    assert equal(deterministic, run())
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         run(deterministic=True)
@@ -132,9 +134,9 @@ def test_deterministic_runs_refuse_what_is_not_and_restore_what_was():
         torch.use_deterministic_algorithms(False)
 
 
-def test_metrics_are_no_part_of_the_streams():
+def test_random_numbers_of_metrics_do_not_change_training():
     class Sampling(torchmetrics.MeanMetric):
-        """Draws when it is updated."""
+        """Draws random numbers when it is updated."""
 
         def update(self, *values, **weighted):
             torch.rand(3)
@@ -150,6 +152,6 @@ def test_metrics_are_no_part_of_the_streams():
 
 
 @pytest.mark.gpu
-def test_a_stream_is_made_before_anything_is_on_the_gpu():
-    program = "import torch, runner.core.randomness as it; it.ForwardStream(0, torch.device('cuda')).start(0, 0)"
+def test_a_stream_on_a_gpu_can_start_before_cuda_is_initialized():
+    program = "import torch, runner.core.randomness as core; core.ForwardStream(0, torch.device('cuda')).start(0, 0)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""An exit that comes from a user's code is a failure with its place, and never a success."""
+"""An exit in a user's code is a failure whose traceback shows it, and never a success."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Network(MLP):
         leave("forward")
         return super().forward(inputs)
 
-class Watcher(Callback):
+class Leaver(Callback):
     def batch_end(self, state, logger):
         leave("callback")
 """
-WORDS = ("data=own", "model=own", "algorithms=none", "callbacks=[console_summary]", "trainer.max_duration=1ep")
-WATCHED = "+callbacks.watcher._target_=own.Watcher"
+OVERRIDES = ("data=own", "model=own", "algorithms=none", "callbacks=[console_summary]", "trainer.max_duration=1ep")
+CALLBACK = "+callbacks.leaver._target_=own.Leaver"
 MODEL = "_target_: runner.ClassificationModel\nnum_classes: 10\nmodule: {_target_: own.Network, width: 2}\n"
 
 
@@ -73,28 +73,28 @@ def prepare(folder: Path, leave: str) -> None:
         ("data", "raise KeyboardInterrupt"),
     ],
 )
-def test_an_exit_of_the_users_code_fails_the_run_and_says_where(
+def test_an_exit_in_the_users_code_fails_the_run_and_shows_its_line(
     tmp_path: Path, run_here: Any, monkeypatch: Any, place: str, leave: str
 ):
     prepare(tmp_path, leave)
     monkeypatch.setenv("PLACE", place)
-    ended = run_here(*WORDS, WATCHED, code=1)
-    assert "own.py:10, in leave" in ended.err.replace(str(tmp_path), "")
+    finished = run_here(*OVERRIDES, CALLBACK, code=1)
+    assert "own.py:10, in leave" in finished.err.replace(str(tmp_path), "")
     statuses = [json.loads(file.read_text())["status"] for file in tmp_path.glob("outputs/*/*/result.json")]
-    assert statuses == ([] if place in ("import",) else ["FAILED"])
+    assert statuses == ([] if place == "import" else ["FAILED"])
 
 
-def test_a_sweep_goes_on_after_a_job_that_exits(tmp_path: Path, run_app: Any):
+def test_a_sweep_continues_after_a_job_that_exits(tmp_path: Path, run_app: Any):
     prepare(tmp_path, "sys.exit(0)")
-    run_app("-m", *WORDS, "model.module.width=3,4", exit_code=1, env={"PLACE": "third"})
+    run_app("-m", *OVERRIDES, "model.module.width=3,4", exit_code=1, env={"PLACE": "third"})
     statuses = sorted(json.loads(file.read_text())["status"] for file in tmp_path.glob("outputs/**/result.json"))
     assert statuses == ["FAILED", "FINISHED"]
 
 
-def test_exits_that_signals_ask_for_stay_as_they_are():
+def test_exits_are_failures_unless_a_signal_caused_them():
     for number in (signal.SIGTERM, signal.SIGINT):
         with pytest.raises((SystemExit, KeyboardInterrupt)), exits_as_failures():
-            exit_of_ours(number)
+            exit_by_signal(number)
     with (
         pytest.raises(UnexpectedExit, match=r"SystemExit\(3\) raised at .*test_exits.py:\d+, in test_exits"),
         exits_as_failures(),
@@ -103,7 +103,7 @@ def test_exits_that_signals_ask_for_stay_as_they_are():
     assert as_failure(error := ValueError()) is error
 
 
-def exit_of_ours(number: int) -> None:
+def exit_by_signal(number: int) -> None:
     from runner.distributed.session import end
 
     before = signal.getsignal(number)

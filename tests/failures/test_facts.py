@@ -1,4 +1,4 @@
-"""Facts about a failure are data on the exception, wherever the exception goes."""
+"""Facts about a failure are stored on its exception, and survive JSON and pickle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.timing.event import Event
 from runner.timing.time import Timestamp
 
 NOW = Timestamp(epoch=1, batch=7, total_wct=0.5)
-KNOWN = Facts(
+ALL_FACTS = Facts(
     raisers=(Raiser("inner", Event.EVAL_START, NOW), Raiser("outer")),
     argument="size",
     section="callbacks.inner",
@@ -24,19 +24,19 @@ KNOWN = Facts(
 )
 
 
-def test_nothing_is_known_about_an_error_that_nobody_annotated():
+def test_an_error_without_annotations_has_empty_facts():
     facts = facts_of(KeyError("x"))
     assert facts == Facts()
     assert (facts.raised_by, facts.event, facts.timestamp) == ("", None, None)
 
 
-def test_facts_of_another_library_are_not_taken_for_ours():
+def test_an_attribute_facts_of_another_library_is_ignored():
     error = ValueError("x")
-    error.facts = {"raised_by": "someone"}  # type: ignore[attr-defined]
+    error.facts = {"raised_by": "other"}  # type: ignore[attr-defined]
     assert facts_of(error) == Facts()
 
 
-def test_facts_are_added_and_the_innermost_hook_is_the_one_that_raised():
+def test_an_error_that_passes_several_hooks_is_raised_by_the_innermost():
     error = ValueError("x")
     annotate(error, section="callbacks.inner")
     add_raiser(error, "inner", Event.EVAL_START, NOW)
@@ -44,13 +44,13 @@ def test_facts_are_added_and_the_innermost_hook_is_the_one_that_raised():
     facts = facts_of(error)
     assert (facts.raised_by, facts.event, facts.timestamp) == ("inner", Event.EVAL_START, NOW)
     assert facts.section == "callbacks.inner"
-    assert [one.config_key for one in facts.raisers] == ["inner", "outer"]
+    assert [raiser.config_key for raiser in facts.raisers] == ["inner", "outer"]
     assert not hasattr(error, "__notes__")
     with pytest.raises(TypeError):
         annotate(error, raised_bye="x")
 
 
-def test_facts_of_an_exception_that_allows_no_attributes_are_kept_all_the_same():
+def test_an_exception_that_allows_no_attributes_keeps_its_facts():
     class Frozen(Exception):
         def __setattr__(self, name: str, value: object) -> None:
             raise AttributeError(name)
@@ -60,7 +60,7 @@ def test_facts_of_an_exception_that_allows_no_attributes_are_kept_all_the_same()
     assert facts_of(error).section == "model"
 
 
-@pytest.mark.parametrize("facts", [Facts(), KNOWN], ids=["none", "all"])
+@pytest.mark.parametrize("facts", [Facts(), ALL_FACTS], ids=["none", "all"])
 def test_facts_survive_json(facts: Facts):
     assert Facts.from_data(json.loads(json.dumps(facts.to_data()))) == facts
 
@@ -71,22 +71,22 @@ def test_facts_survive_json(facts: Facts):
         ValueError("x"),
         wrong_argument("size", 0, "must be more"),
         WrongKey("a.size", "too small", "0"),
-        RankFailed(1, "trace", KNOWN),
+        RankFailed(1, "trace", ALL_FACTS),
         UnsupportedType("a batch holds a set", "set"),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_facts_survive_pickle(error: Exception):
     annotate(error, target="own.Inner")
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), facts_of(again)) == (type(error), str(error), facts_of(error))
-    assert getattr(again, "type_name", "set") == "set"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), facts_of(copy)) == (type(error), str(error), facts_of(error))
+    assert getattr(copy, "type_name", "set") == "set"
 
 
 def test_a_failure_of_another_rank_keeps_the_facts_of_that_rank():
-    error = RankFailed(1, "trace", KNOWN)
-    add_raiser(error, "of this rank", Event.BATCH_END, NOW)
-    assert facts_of(error) == KNOWN
+    error = RankFailed(1, "trace", ALL_FACTS)
+    add_raiser(error, "outer", Event.BATCH_END, NOW)
+    assert facts_of(error) == ALL_FACTS
 
 
 @pytest.mark.parametrize(
@@ -103,24 +103,24 @@ def test_a_failure_of_another_rank_keeps_the_facts_of_that_rank():
     ],
     ids=str,
 )
-def test_the_argument_that_is_refused(error: Exception, argument: str):
+def test_the_refused_argument_is_a_fact_or_the_start_of_the_message(error: Exception, argument: str):
     assert argument_of(error) == argument
 
 
-def test_a_fact_comes_before_the_message():
+def test_an_argument_among_the_facts_takes_precedence_over_the_message():
     error = ValueError("size=0: too small")
     annotate(error, argument="sizes")
     assert argument_of(error) == "sizes"
 
 
-def test_a_message_is_made_of_the_facts():
+def test_messages_of_wrong_arguments_and_keys_name_key_value_and_rule():
     assert str(wrong_argument("name", "x", "must be y")) == "name='x': must be y"
     assert str(WrongKey("a.name", "must be y", "'x'")) == "a.name='x': must be y"
     assert str(WrongKey("a.name", "no such key")) == "a.name: no such key"
     assert facts_of(WrongKey("a.name", "no such key")).key == "a.name"
 
 
-def test_a_check_of_an_argument_says_which():
-    with pytest.raises(ValueError, match="^size=0: must be a number of batches, at least 1$") as raised:
+def test_the_error_of_a_check_has_the_argument_as_a_fact():
+    with pytest.raises(ValueError, match="^size=0: must be a number of batches, at least 1$") as caught:
         check_whole("size", 0, 1, "a number of batches")
-    assert facts_of(raised.value) == Facts(argument="size")
+    assert facts_of(caught.value) == Facts(argument="size")

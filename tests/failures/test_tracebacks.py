@@ -1,4 +1,4 @@
-"""Tracebacks as users read them."""
+"""Tracebacks for users: calls in libraries are counted, and calls in the user's files are shown."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from runner.failures.tracebacks import are_whole, environment_of_user, format_fa
 
 
 def failure_in(folder: Path, code: str, *arguments: Any) -> BaseException:
-    """The exception that a user's function raises, from a file in a folder."""
+    """Write code with a function `fail` to a file in a folder, call it, and return its exception."""
     file = folder / "own.py"
     file.write_text(code)
     names: dict[str, Any] = {}
     exec(compile(code, str(file), "exec"), names)
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(Exception) as caught:
         names["fail"](*arguments)
-    return raised.value
+    return caught.value
 
 
-def test_calls_of_libraries_are_counted_and_the_users_are_shown(tmp_path: Path):
-    error = failure_in(
-        tmp_path, "def fail(module, x):\n    return module(x)\n", torch.nn.Linear(3, 2), torch.ones(1, 4)
-    )
+def test_calls_in_libraries_are_counted_and_calls_of_the_user_are_shown(tmp_path: Path):
+    code = "def fail(module, x):\n    return module(x)\n"
+    error = failure_in(tmp_path, code, torch.nn.Linear(3, 2), torch.ones(1, 4))
     lines = format_failure(error).splitlines()
-    at = lines.index(f'  File "{tmp_path}/own.py", line 2, in fail')
-    assert lines[at + 1] == "    return module(x)"
-    (counted,) = [line for line in lines if " calls in torch" in line]
-    assert counted.startswith("  [") and counted.endswith("; HYDRA_FULL_ERROR=1 shows them]")
+    index = lines.index(f'  File "{tmp_path}/own.py", line 2, in fail')
+    assert lines[index + 1] == "    return module(x)"
+    (count,) = [line for line in lines if " calls in torch" in line]
+    assert count.startswith("  [") and count.endswith("; HYDRA_FULL_ERROR=1 shows them]")
     assert lines[-1].startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
     assert not any("site-packages" in line for line in lines)
 
 
-def test_a_cause_is_shortened_as_well(tmp_path: Path):
+def test_library_calls_of_a_cause_are_counted_too(tmp_path: Path):
     body = "    try:\n        json.loads('[')\n    except ValueError as error:\n        raise KeyError(1) from error\n"
     code = f"import json\ndef fail():\n{body}"
     text = format_failure(failure_in(tmp_path, code))
@@ -45,30 +44,30 @@ def test_a_cause_is_shortened_as_well(tmp_path: Path):
     assert "direct cause" in text and text.rstrip().endswith("KeyError: 1")
 
 
-def test_without_a_call_of_the_users_everything_is_shown():
-    with pytest.raises(ValueError, match="Expecting") as raised:
+def test_a_traceback_without_calls_of_the_user_is_shown_in_full():
+    with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("[")
-    error = raised.value
+    error = caught.value
     assert error.__traceback__ is not None
     text = format_failure(error.with_traceback(error.__traceback__.tb_next))
     assert "in raw_decode" in text and " calls in " not in text
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_whole_tracebacks_are_there_for_the_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool):
+@pytest.mark.parametrize("is_set", [True, False])
+def test_hydra_full_error_shows_the_full_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set: bool):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    if wanted:
+    if is_set:
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     error = failure_in(tmp_path, "import json\ndef fail():\n    json.loads('[')\n")
     with raised_by_hydra():
         assert os.environ["HYDRA_FULL_ERROR"] == "1"
-        assert ("HYDRA_FULL_ERROR" in environment_of_user()) == wanted
-        assert ("in raw_decode" in format_failure(error)) == wanted
-    assert ("HYDRA_FULL_ERROR" in os.environ) == wanted
-    assert not are_whole()  # what is called later in this process is no command of the user's
+        assert ("HYDRA_FULL_ERROR" in environment_of_user()) == is_set
+        assert ("in raw_decode" in format_failure(error)) == is_set
+    assert ("HYDRA_FULL_ERROR" in os.environ) == is_set
+    assert not are_whole()  # later calls in this process do not belong to the user's command
 
 
-def test_whose_a_file_is():
+def test_files_of_libraries_and_frozen_modules_are_not_files_of_the_user():
     assert is_of_user("/home/me/project/model.py")
     for file in (torch.__file__, json.__file__, "<string>", "<frozen runpy>"):
         assert not is_of_user(str(file))

@@ -1,4 +1,4 @@
-"""Copies of tensors in memory that is used again."""
+"""Copies of tensors into memory that is reused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from runner.checkpoints.copies import Copies
 
 def copy_all(copies: Copies, tensors: list[Tensor]) -> list[Tensor]:
     copies.reuse()
-    copied = [copies.copy(one) for one in tensors]
+    copied = [copies.copy(tensor) for tensor in tensors]
     copies.finish()
     return copied
 
 
-def test_values_arrive_whatever_the_layout():
+def test_tensors_of_any_layout_are_copied():
     values = [
         torch.arange(6.0).view(2, 3),
         torch.tensor(7),
@@ -30,37 +30,37 @@ def test_values_arrive_whatever_the_layout():
     ]
     copies = Copies()
     for _ in range(3):
-        for one, its in zip(copy_all(copies, values), values, strict=True):
-            assert torch.equal(one.to_dense(), its.to_dense()) and (one.dtype, one.layout) == (its.dtype, its.layout)
-        values = [one + one for one in values]
+        for copy, value in zip(copy_all(copies, values), values, strict=True):
+            assert torch.equal(copy.to_dense(), value.to_dense())
+            assert (copy.dtype, copy.layout) == (value.dtype, value.layout)
+        values = [value + value for value in values]
 
 
-def test_the_next_copies_take_the_memory_of_the_last_ones():
+def test_the_next_copies_reuse_the_memory_of_the_previous_ones():
     weights = [torch.arange(3.0), torch.arange(4.0)]
     copies = Copies()
     first = copy_all(copies, weights)
-    for one in weights:
-        one.zero_()
-    assert [one.tolist() for one in first] == [[0, 1, 2], [0, 1, 2, 3]]  # training does not change them
+    for weight in weights:
+        weight.zero_()
+    assert [copy.tolist() for copy in first] == [[0, 1, 2], [0, 1, 2, 3]]
     second = copy_all(copies, weights)
-    assert [one.data_ptr() for one in second] == [one.data_ptr() for one in first]
-    assert not any(one.any() for one in second)
+    assert [copy.data_ptr() for copy in second] == [copy.data_ptr() for copy in first]
+    assert not any(copy.any() for copy in second)
 
 
-@pytest.mark.parametrize("changed", [[4, 3, 5], [3], [3, 4, 5, 6], [5, 3, 4], []])
-def test_tensors_that_come_go_or_change_are_copied(changed: list[int]):
+@pytest.mark.parametrize("sizes", [[4, 3, 5], [3], [3, 4, 5, 6], [5, 3, 4], []])
+def test_the_next_copies_can_have_other_numbers_and_sizes_of_tensors(sizes: list[int]):
     copies = Copies()
     copy_all(copies, [torch.arange(float(size)) for size in (3, 4, 5)])
-    assert [one.tolist() for one in copy_all(copies, [torch.ones(size) for size in changed])] == [
-        [1.0] * size for size in changed
-    ]
+    copied = copy_all(copies, [torch.ones(size) for size in sizes])
+    assert [copy.tolist() for copy in copied] == [[1.0] * size for size in sizes]
 
 
-def test_what_was_left_pending_by_a_failure_is_forgotten():
+def test_a_copy_that_a_failure_left_unfinished_is_dropped():
     copies = Copies()
-    (kept,) = copy_all(copies, [torch.ones(2)])
+    (finished,) = copy_all(copies, [torch.ones(2)])
     copies.reuse()
     copies.copy(torch.zeros(2))
     copies.reuse()
     copies.finish()
-    assert kept.tolist() == [1, 1]
+    assert finished.tolist() == [1, 1]

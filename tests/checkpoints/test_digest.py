@@ -1,3 +1,5 @@
+"""Digests of values and of the state of training, their files, and the first difference between two runs."""
+
 from __future__ import annotations
 
 import hashlib
@@ -35,36 +37,36 @@ DIFFERENT: list[Any] = [
     *(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])),
     *(torch.zeros(1, dtype=dtype) for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn)),
     *(torch.zeros(1, dtype=dtype) for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)),
-    torch.tensor([1], dtype=torch.int16).view(torch.bfloat16),  # one bit from zero
+    torch.tensor([1], dtype=torch.int16).view(torch.bfloat16),  # differs from zero in one bit
     torch.tensor([1], dtype=torch.int32).view(torch.float32),
 ]
 
 
-def test_values_that_differ_have_different_digests():
-    found = [(digest(value), value) for value in DIFFERENT]
-    assert [(a[1], b[1]) for a, b in itertools.combinations(found, 2) if a[0] == b[0]] == []
-    assert all(len(one) == 32 and int(one, 16) >= 0 for one, _ in found)
+def test_different_values_have_different_digests():
+    digests = [(digest(value), value) for value in DIFFERENT]
+    assert [(a[1], b[1]) for a, b in itertools.combinations(digests, 2) if a[0] == b[0]] == []
+    assert all(len(hexadecimal) == 32 and int(hexadecimal, 16) >= 0 for hexadecimal, _ in digests)
 
 
 @pytest.mark.parametrize("value", DIFFERENT, ids=repr)
-def test_a_value_has_one_digest_wherever_it_is_nested(value: Any):
+def test_digests_ignore_the_kind_of_sequence_and_the_order_of_keys(value: Any):
     assert digest(value) == digest(value)
     assert digest([value]) == digest((value,))
     assert digest({"a": 1, "b": [value], 3: None}) == digest(OrderedDict({3: None, "b": (value,), "a": 1}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
-def test_only_shape_type_and_bits_of_a_tensor_count(dtype: torch.dtype):
+def test_the_digest_of_a_tensor_depends_on_shape_dtype_and_values_alone(dtype: torch.dtype):
     tensor = torch.arange(12).reshape(3, 4).to(dtype)
     transposed = tensor.t().contiguous().t()
     assert not transposed.is_contiguous()
     equal = [transposed, tensor.clone(), torch.cat([tensor, tensor])[3:]]
     if dtype.is_floating_point:
         equal += [nn.Parameter(tensor), tensor.clone().requires_grad_() * 1]
-    assert {digest(one) for one in equal} == {digest(tensor)}
+    assert {*map(digest, equal)} == {digest(tensor)}
 
 
-def test_a_digest_is_that_of_documented_bytes():
+def test_a_digest_is_the_hash_of_the_documented_bytes():
     value = {"b": [None, True, -2, 0.5], "a": torch.tensor([[1.0]], dtype=torch.bfloat16), 3: b"xy"}
     written = b"dict 3;"  # sorted by the repr of the keys: 'a', 'b', 3
     written += b"str 1;a" + b"tensor torch.bfloat16 (1, 1);" + b"\x80\x3f"
@@ -73,23 +75,23 @@ def test_a_digest_is_that_of_documented_bytes():
     assert digest(value) == hashlib.blake2b(written, digest_size=16).hexdigest()
 
 
-def test_tensors_that_come_to_the_host_together_have_the_digest_of_each_by_itself(monkeypatch: pytest.MonkeyPatch):
+def test_copying_tensors_to_the_host_together_does_not_change_their_digest(monkeypatch: pytest.MonkeyPatch):
     generator = torch.Generator().manual_seed(0)
     shapes = [(), (3,), (2, 5), (0,), (40, 50), (7, 1, 3)]
-    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+    random = [torch.randn(shape, generator=generator) for shape in shapes]
     dtypes = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64)
-    tensors = [tensor.to(dtype) for tensor in drawn for dtype in dtypes]
-    tensors += [drawn[2].t(), tensors[5].conj(), drawn[4][::2, 1::3], drawn[4].to_sparse()]
+    tensors = [tensor.to(dtype) for tensor in random for dtype in dtypes]
+    tensors += [random[2].t(), tensors[5].conj(), random[4][::2, 1::3], random[4].to_sparse()]
     value = {"a": tensors[::2], "b": [{"c": tensor, "d": 1.5} for tensor in tensors]}
     together = digest(value)
     monkeypatch.setattr(hashing, "MOST", 500)
     assert digest(value) == together
-    monkeypatch.setattr(hashing, "SMALL", 0)  # each by itself
+    monkeypatch.setattr(hashing, "SMALL", 0)  # each tensor is copied by itself
     assert digest(value) == together
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, [torch.float32], {"a": 1j}])
-def test_what_no_checkpoint_holds_has_no_digest(value: Any):
+def test_values_that_a_checkpoint_cannot_hold_have_no_digest(value: Any):
     with pytest.raises(TypeError, match="has no digest"):
         digest(value)
 
@@ -112,7 +114,7 @@ def make_trainer(**arguments: Any) -> Trainer:
 
 
 def flip(tensor: Tensor) -> None:
-    """Changes the last bit of the first element."""
+    """Flip the lowest bit in the first byte of a tensor."""
     tensor.detach().view(-1)[:1].view(torch.uint8)[0] ^= 1
 
 
@@ -125,28 +127,28 @@ CHANGES: dict[str, tuple[str, Callable[[State], Any]]] = {
     "running mean": ("weights", lambda state: flip(state.unwrapped_model.get_buffer("module.1.running_mean"))),
     "first moment": ("optimizer", lambda state: flip(state.optimizers[0].state[weight(state)]["exp_avg"])),
     "step": ("optimizer", lambda state: flip(state.optimizers[0].state[weight(state)]["step"])),
-    "rate": ("optimizer", lambda state: state.optimizers[0].param_groups[0].update(lr=0.02)),
+    "learning rate": ("optimizer", lambda state: state.optimizers[0].param_groups[0].update(lr=0.02)),
     "schedule": ("optimizer", lambda state: setattr(state.schedulers[0], "last_epoch", 7)),
     "average": ("algorithms", lambda state: flip(state.algorithms[0].state_dict()["average"]["module.0.bias"])),
-    "draw": ("randomness", lambda state: torch.rand(1)),
+    "random number": ("randomness", lambda state: torch.rand(1)),
     "input": ("content", lambda state: flip(state.batch[0])),
     "target": ("content", lambda state: flip(state.batch[1])),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_one_bit_shows_in_its_part_alone(name: str):
+def test_a_change_of_the_state_changes_the_digest_of_its_part_alone(name: str):
     part, change = CHANGES[name]
     with torch.random.fork_rng(), make_trainer() as trainer:
         trainer.fit()
         before = digest_state(trainer.state)
-        assert digest_state(trainer.state) == before  # it does not change the state
+        assert digest_state(trainer.state) == before  # computing a digest does not change the state
         change(trainer.state)
         after = digest_state(trainer.state)
     assert [key for key in before if before[key] != after[key]] == [part]
 
 
-def test_the_scaler_is_part_of_the_optimizer():
+def test_the_digest_of_the_optimizer_includes_the_loss_scale():
     with make_trainer(precision="amp_fp16") as trainer:
         trainer.fit()
         before = digest_state(trainer.state)
@@ -157,29 +159,29 @@ def test_the_scaler_is_part_of_the_optimizer():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("change", ["draw", "weight"])
-def test_an_accelerators_state_counts_too(change: str):
+@pytest.mark.parametrize("part", ["randomness", "weights"])
+def test_digests_include_weights_and_random_numbers_of_a_gpu(part: str):
     with torch.random.fork_rng(), make_trainer(device="cuda") as trainer:
         trainer.fit()
         before = digest_state(trainer.state)
-        if change == "draw":
+        if part == "randomness":
             torch.rand(1, device="cuda")
         else:
             flip(weight(trainer.state))
         after = digest_state(trainer.state)
-    expected = {"draw": "randomness", "weight": "weights"}[change]
-    assert [key for key in before if before[key] != after[key]] == [expected]
+    assert [key for key in before if before[key] != after[key]] == [part]
     assert digest(torch.ones(3, device="cuda")) == digest(torch.ones(3))
 
 
 def write(path: Path, lines: dict[int, dict[str, str]], rest: str = "") -> Path:
+    """Write a file with a line for each batch, and the rest of a line that was not finished."""
     path.write_text("".join(json.dumps({"epoch": 0, "batch": batch, **parts}) + "\n" for batch, parts in lines.items()))
     with path.open("a") as file:
         file.write(rest)
     return path
 
 
-def test_the_first_difference_is_found(tmp_path: Path):
+def test_the_first_difference_names_batch_and_parts(tmp_path: Path):
     whole = {batch: {"samples": f"s{batch}", "weights": f"w{batch}"} for batch in range(1, 7)}
     a = write(tmp_path / "a", whole)
     assert first_difference(a, a) == (6, None, ())
@@ -193,57 +195,55 @@ def test_the_first_difference_is_found(tmp_path: Path):
     }
 
 
-def test_only_batches_of_both_are_compared(tmp_path: Path):
-    thirds = write(
-        tmp_path / "a", {3: {"weights": "3"}, 6: {"weights": "6"}, 9: {"weights": "9"}}, rest='{"epoch":0,"b'
-    )
+def test_only_batches_in_both_files_are_compared(tmp_path: Path):
+    thirds = write(tmp_path / "a", {batch: {"weights": str(batch)} for batch in (3, 6, 9)}, rest='{"epoch":0,"b')
     halves = write(tmp_path / "b", {batch: {"weights": str(batch)} for batch in (2, 4, 6, 8)})
     assert first_difference(thirds, halves) == first_difference(halves, thirds) == (6, None, ())
     with pytest.raises(ValueError, match="no batch in common"):
         first_difference(thirds, write(tmp_path / "c", {2: {}, 4: {}}))
 
 
-def test_a_runs_folder_stands_for_its_file(tmp_path: Path):
+def test_the_folder_of_a_run_can_be_compared(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="state_digest"):
         first_difference(tmp_path, tmp_path)
     write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
     assert first_difference(tmp_path, tmp_path / "digests.jsonl") == (1, None, ())
 
 
-def test_a_file_is_cut_off_after_a_batch(tmp_path: Path):
+def test_truncation_removes_later_batches_and_an_unfinished_line(tmp_path: Path):
     path = write(tmp_path / "a", {})
     for batch in (2, 4, 6):
         append_digests(path, {"epoch": 0, "batch": batch, "weights": str(batch)})
-    to_four = "".join(path.read_text().splitlines(True)[:2])
+    two_lines = "".join(path.read_text().splitlines(True)[:2])
     with path.open("a") as file:
         file.write('{"epoch":0,"batch":8,"wei')
     truncate_digests(path, 5)
-    assert path.read_text() == to_four
-    assert [one["batch"] for one in read_digests(path)] == [2, 4]
-    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+    assert path.read_text() == two_lines
+    assert [line["batch"] for line in read_digests(path)] == [2, 4]
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
-def test_files_are_compared_without_torch(tmp_path: Path):
+def test_files_are_compared_without_importing_torch(tmp_path: Path):
     write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
     program = "import sys, runner; print(runner.first_difference('.', '.'), 'torch' in sys.modules)"
-    done = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
-    assert done.stdout == "DigestComparison(agreed=1, batch=None, parts=()) False\n"
+    assert finished.stdout == "DigestComparison(agreed=1, batch=None, parts=()) False\n"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
-def test_norm_takes_weights_of_every_type(dtype: torch.dtype):
+def test_norm_accepts_tensors_of_every_dtype(dtype: torch.dtype):
     tensors = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]]).to(dtype), torch.empty(0)]
     assert norm(tensors) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
-def test_the_norm_of_many_tensors_is_the_sum_of_theirs_to_the_bit(dtype: torch.dtype):
+def test_the_norm_of_many_tensors_equals_that_of_their_norms_to_the_bit(dtype: torch.dtype):
     generator = torch.Generator().manual_seed(0)
     shapes = [(), (1,), (7,), (33, 5), (0,), (4, 3, 2), (1000,)]
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes]
-    numbers = [torch.view_as_real(one) if one.is_complex() else one for one in tensors]
-    expected = sum(float(one.double().norm()) ** 2 for one in numbers) ** 0.5
-    assert norm(tensors) == norm([one.clone().requires_grad_() for one in tensors]) == expected
+    numbers = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+    expected = sum(float(real.double().norm()) ** 2 for real in numbers) ** 0.5
+    assert norm(tensors) == norm([tensor.clone().requires_grad_() for tensor in tensors]) == expected
     assert norm([]) == 0.0

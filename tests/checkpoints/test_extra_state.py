@@ -1,4 +1,4 @@
-"""Modules whose state is more than tensors of fixed shape, saved and loaded in every way."""
+"""Modules with extra state or tensors that change their shape are saved, loaded and resumed."""
 
 from __future__ import annotations
 
@@ -28,38 +28,40 @@ class Color(enum.IntEnum):
     RED = 1
 
 
-class Remembering(nn.Module):
-    """Counts its calls, and keeps what it saw: a tensor that grows."""
+class InputHistory(nn.Module):
+    """Has the number of its calls, which scales its output, and the mean of each input as extra state."""
 
     def __init__(self, extra: Any = None) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 2)
         self.extra = extra
         self.calls = 0
-        self.seen = torch.zeros(0)
+        self.means = torch.zeros(0)
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.calls += 1
-        self.seen = torch.cat([self.seen, inputs.detach().mean()[None]])
+        self.means = torch.cat([self.means, inputs.detach().mean()[None]])
         return self.linear(inputs) * (1 + 0.1 * self.calls)
 
     def get_extra_state(self) -> Any:
-        return {"calls": self.calls, "seen": self.seen, "extra": self.extra}
+        return {"calls": self.calls, "means": self.means, "extra": self.extra}
 
     def set_extra_state(self, state: Any) -> None:
-        self.calls, self.seen = state["calls"], state["seen"]
+        self.calls, self.means = state["calls"], state["means"]
 
 
-class GrowingTensor(Remembering):
+class GrowingTensor(InputHistory):
+    """Has only a tensor as extra state, which grows by an element in each call."""
+
     def get_extra_state(self) -> Any:
-        return self.seen
+        return self.means
 
     def set_extra_state(self, state: Any) -> None:
-        self.seen, self.calls = state, len(state)
+        self.means, self.calls = state, len(state)
 
 
 class Observed(nn.Module):
-    """An observer of quantization, whose buffers get their shape from the first batch."""
+    """Has a quantization observer, whose buffers get their shape from the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,13 +97,13 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return dict(trainer.state.unwrapped_model.state_dict())
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+def assert_equal(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [Remembering, GrowingTensor, Observed])
+@pytest.mark.parametrize("kind", [InputHistory, GrowingTensor, Observed])
 @pytest.mark.parametrize("average", [False, True])
-def test_a_run_with_extra_state_is_resumed_to_the_bit(kind: Any, average: bool, tmp_path: Path):
+def test_a_run_with_extra_state_is_resumed_bit_for_bit(kind: Any, average: bool, tmp_path: Path):
     def algorithms() -> list[Any]:
         return [EMA("3ba")] if average else []
 
@@ -114,8 +116,8 @@ def test_a_run_with_extra_state_is_resumed_to_the_bit(kind: Any, average: bool, 
     assert_equal(resumed.state.eval_metric_values, whole.state.eval_metric_values)
 
 
-@pytest.mark.parametrize("kind", [Remembering, GrowingTensor, Observed])
-def test_extra_state_is_loaded_wherever_weights_are(kind: Any, tmp_path: Path):
+@pytest.mark.parametrize("kind", [InputHistory, GrowingTensor, Observed])
+def test_extra_state_is_loaded_together_with_weights(kind: Any, tmp_path: Path):
     with make_trainer(kind(), callbacks=[SaveEach(tmp_path)]) as trained:
         trained.fit()
     saved = read_file(tmp_path / "ba6", "model.pt")
@@ -128,7 +130,7 @@ def test_extra_state_is_loaded_wherever_weights_are(kind: Any, tmp_path: Path):
         assert_equal(state_of(loaded), before)
 
 
-def test_an_observer_of_another_shape_is_loaded_and_a_layer_is_not(tmp_path: Path):
+def test_buffers_of_an_observer_may_change_their_shape_and_weights_of_a_layer_may_not(tmp_path: Path):
     with make_trainer(Observed(), callbacks=[SaveEach(tmp_path)]) as trained:
         trained.fit()
     wider = Observed()
@@ -138,16 +140,16 @@ def test_an_observer_of_another_shape_is_loaded_and_a_layer_is_not(tmp_path: Pat
 
 
 @pytest.mark.parametrize("extra", [{1}, Color.RED, Point(1, 2), defaultdict(int), [len], {Color.RED: 1}])
-def test_extra_state_that_could_not_be_loaded_names_its_module(extra: Any, tmp_path: Path):
+def test_extra_state_that_could_not_be_loaded_is_an_error_that_names_its_module(extra: Any, tmp_path: Path):
     name = type(extra).__name__ if not isinstance(extra, list | dict) or extra == {} else ".*"
     message = rf"'module\.1\._extra_state' of the model's state_dict\(\) cannot be saved: it holds a {name}; return"
-    network = nn.Sequential(nn.Identity(), Remembering(extra))
+    network = nn.Sequential(nn.Identity(), InputHistory(extra))
     with make_trainer(network) as trainer, pytest.raises(TypeError, match=message):
         save_checkpoint(trainer.state, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
-def test_what_is_saved_can_be_loaded(tmp_path: Path):
+def test_plain_values_are_saved_and_subclasses_without_a_safe_form_are_refused(tmp_path: Path):
     values = {
         "counts": Counter({3: 1}),
         "shape": torch.Size([2]),

@@ -1,8 +1,7 @@
-"""Checkpoints whose author made a manifest that fits, with content that cannot be used."""
+"""Checkpoints with unusable manifests, or with unusable content and a manifest that matches it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import zipfile
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from manifests import seal
 from tiny_runs import make_trainer
 
 from runner import Trainer
@@ -28,14 +28,6 @@ def run(tmp_path: Path) -> Path:
     with make_trainer(tmp_path / "run", CheckpointSaver("5ba", filename="ba{batch}")) as trainer:
         trainer.fit()
     return tmp_path / "run"
-
-
-def seal(file: Path) -> None:
-    """Make the manifest fit a file."""
-    content = json.loads((file.parent / "manifest.json").read_text())
-    data = file.read_bytes()
-    content["files"][file.name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (file.parent / "manifest.json").write_text(json.dumps(content))
 
 
 def manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
@@ -82,52 +74,51 @@ def deflate(checkpoint: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "saved_at of 400 digits": manifest(lambda one: one.update(saved_at=10**400)),
-    "saved_at is NaN": manifest(lambda one: one.update(saved_at=float("nan"))),
+    "saved_at of 400 digits": manifest(lambda facts: facts.update(saved_at=10**400)),
+    "saved_at is NaN": manifest(lambda facts: facts.update(saved_at=float("nan"))),
     "braces": content("manifest.json", b'{"a":' * 100_000),
     "zeros": content("manifest.json", bytes(100)),
     "a large manifest": content("manifest.json", b" " * 5_000_000),
-    "files of another type": manifest(lambda one: one.update(files=[3])),
-    "a size of another type": manifest(lambda one: one["files"]["state.pt"].update(size="3")),
-    "no time": manifest(lambda one: one["timestamp"].clear()),
-    "a negative batch": manifest(lambda one: one["timestamp"].update(batch=-1)),
-    "more batches in the epoch": manifest(lambda one: one["timestamp"].update(batch_in_epoch=10**9)),
+    "files of another type": manifest(lambda facts: facts.update(files=[3])),
+    "a size of another type": manifest(lambda facts: facts["files"]["state.pt"].update(size="3")),
+    "no timestamp": manifest(lambda facts: facts["timestamp"].clear()),
+    "a negative batch": manifest(lambda facts: facts["timestamp"].update(batch=-1)),
+    "more batches in the epoch": manifest(lambda facts: facts["timestamp"].update(batch_in_epoch=10**9)),
     "a manifest that is a folder": in_place("manifest.json", Path.mkdir),
     "a manifest that is a pipe": in_place("manifest.json", os.mkfifo),
-    "weights that are a list": tensors("model.pt", lambda one: [*one.values()]),
-    "weights without names": tensors("model.pt", lambda one: dict(enumerate(one.values()))),
+    "weights that are a list": tensors("model.pt", lambda weights: [*weights.values()]),
+    "weights without names": tensors("model.pt", lambda weights: dict(enumerate(weights.values()))),
     "weights that are a folder": in_place("model.pt", Path.mkdir),
     "weights that are a pipe": in_place("model.pt", os.mkfifo),
-    "weights that lead to themselves": in_place("model.pt", lambda one: one.symlink_to(one.name)),
+    "weights that are a link to themselves": in_place("model.pt", lambda path: path.symlink_to(path.name)),
     "deflated weights": deflate,
     "an empty state": content("state.pt", b""),
-    "a state that is a list": tensors("state.pt", lambda one: [one]),
+    "a state that is a list": tensors("state.pt", lambda state: [state]),
     "a state without optimizers": tensors(
-        "state.pt", lambda one: {key: one[key] for key in one if key != "optimizers"}
+        "state.pt", lambda state: {key: state[key] for key in state if key != "optimizers"}
     ),
-    "a state of another time": tensors("state.pt", lambda one: {**one, "timestamp": {"batch": "x"}}),
+    "a state with another timestamp": tensors("state.pt", lambda state: {**state, "timestamp": {"batch": "x"}}),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_broken_newest_checkpoint_is_skipped_with_one_line(damage: str, run: Path, caplog: Any):
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_single_warning(damage: str, run: Path, caplog: Any):
     newest = run / "checkpoints" / "ba10"
     DAMAGES[damage](newest)
     assert verify(newest) is not None
     assert find_checkpoint(run).name == "ba5"
-    (record,) = [one for one in caplog.records if "is not used" in one.getMessage()]
-    assert str(newest) in record.getMessage() and len(record.getMessage()) < 400
+    (message,) = [message for message in caplog.messages if "is not used" in message]
+    assert str(newest) in message and len(message) < 400
     before = checkpoint_before(run, 11)
     assert before is not None and before.name == "ba5"
-    with make_trainer(
-        run, CheckpointSaver("5ba", filename="ba{batch}"), resume_path=run, max_duration="2ep"
-    ) as trainer:
+    saver = CheckpointSaver("5ba", filename="ba{batch}")
+    with make_trainer(run, saver, resume_path=run, max_duration="2ep") as trainer:
         trainer.fit()
     assert trainer.state.timestamp.batch == 20
 
 
 @pytest.mark.parametrize("name", ["latest", "best"])
-def test_a_link_that_leads_to_itself_is_made_again(name: str, tmp_path: Path):
+def test_a_link_to_itself_is_replaced(name: str, tmp_path: Path):
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     (folder / name).symlink_to(name)
@@ -137,13 +128,15 @@ def test_a_link_that_leads_to_itself_is_made_again(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["latest", "best"])
-def test_what_stands_in_place_of_a_link_is_an_error_before_training(name: str, tmp_path: Path):
+def test_a_folder_in_the_place_of_a_link_is_an_error_before_training(name: str, tmp_path: Path):
     (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
     with pytest.raises(FileExistsError, match=f"checkpoints/{name} is not a link to a checkpoint"):
         make_trainer(tmp_path / "run", CheckpointSaver("5ba"))
 
 
-def changed_state(run: Path, change: Callable[[dict[str, Any]], Any]) -> Trainer:
+def resume_changed(run: Path, change: Callable[[dict[str, Any]], Any]) -> Trainer:
+    """Change the state in the newest checkpoint, and return a Trainer that resumes from it."""
+
     def apply(state: dict[str, Any]) -> dict[str, Any]:
         change(state)
         return state
@@ -152,24 +145,24 @@ def changed_state(run: Path, change: Callable[[dict[str, Any]], Any]) -> Trainer
     return make_trainer(run, resume_path=run / "checkpoints" / "ba10", max_duration="2ep")
 
 
-def test_a_state_that_its_optimizer_cannot_use_is_one_message(run: Path):
+def test_a_state_that_does_not_fit_the_optimizer_is_an_error_with_its_checkpoint(run: Path):
     with pytest.raises(UnreadableCheckpoint, match=r"ba10.: its state of SGD cannot be used \(KeyError"):
-        changed_state(run, lambda state: state.update(optimizers=[{}]))
+        resume_changed(run, lambda state: state.update(optimizers=[{}]))
 
 
-def test_a_batch_that_an_epoch_does_not_have_is_one_message(run: Path):
+def test_a_batch_beyond_the_end_of_the_epoch_is_an_error_with_its_checkpoint(run: Path):
     def change(state: dict[str, Any]) -> None:
         state["timestamp"].update(batch=10**9, batch_in_epoch=10**9, sample=10**10, sample_in_epoch=10**10)
 
     with pytest.raises(UnreadableCheckpoint, match="ba10.: an epoch has no batch 1000000000"):
-        changed_state(run, change)
+        resume_changed(run, change)
 
 
 @pytest.mark.parametrize("name", ["", "latest", "best", "config.yaml", "a/b", "a\\b", ".a", "..%2fa", "a%20", "a\n", 3])
-def test_a_checkpoint_cannot_have_a_name_that_means_something_else(name: Any):
+def test_reserved_and_unsafe_names_are_not_names_of_checkpoints(name: Any):
     assert not is_name(name)
 
 
-def test_the_manifest_of_a_run_is_read(run: Path):
-    found = read_manifest(run / "checkpoints" / "ba5")
-    assert found.timestamp.batch == 5 and {*found.files} == {"model.pt", "state.pt"} and found.save is None
+def test_a_manifest_has_the_timestamp_and_the_files_of_its_checkpoint(run: Path):
+    manifest = read_manifest(run / "checkpoints" / "ba5")
+    assert manifest.timestamp.batch == 5 and {*manifest.files} == {"model.pt", "state.pt"} and manifest.save is None

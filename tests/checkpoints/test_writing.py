@@ -14,8 +14,8 @@ from runner.checkpoints import writing
 from runner.checkpoints.writing import LARGE, write_file
 
 
-class NotedHash:
-    """Notes who hashes, and how much."""
+class RecordingHash:
+    """Records the threads that hash, and the number of bytes."""
 
     def __init__(self):
         self.threads: set[int] = set()
@@ -32,12 +32,12 @@ class NotedHash:
 @pytest.mark.parametrize(
     "sizes", [[], [0], [5], [LARGE], [LARGE - 1, 2], [3, LARGE, 5 * LARGE + 7, 0, 1], [1000] * 3000]
 )
-def test_the_hash_is_that_of_the_file_though_memory_is_used_again(sizes: list[int], tmp_path: Path):
+def test_the_hash_is_correct_although_the_buffer_is_reused(sizes: list[int], tmp_path: Path):
     def fill(file):
         for number, size in enumerate(sizes):
             memory = bytearray([number % 251]) * size
             assert file.write(memoryview(memory)) == size
-            memory[:] = bytes(size)  # as torch does with its own buffers
+            memory[:] = bytes(size)  # as torch does with its buffers
 
     facts = write_file(tmp_path / "file", fill)
     content = (tmp_path / "file").read_bytes()
@@ -45,26 +45,26 @@ def test_the_hash_is_that_of_the_file_though_memory_is_used_again(sizes: list[in
     assert content == b"".join(bytes([number % 251]) * size for number, size in enumerate(sizes))
 
 
-def test_what_torch_saves_is_hashed_by_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    noted = NotedHash()
-    monkeypatch.setattr(writing, "hashlib", SimpleNamespace(sha256=lambda: noted))
+def test_a_large_file_is_hashed_by_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recording = RecordingHash()
+    monkeypatch.setattr(writing, "hashlib", SimpleNamespace(sha256=lambda: recording))
     content = {"small": torch.ones(3), "large": torch.ones(LARGE), "more": torch.ones(LARGE)}
     facts = write_file(tmp_path / "file", lambda file: torch.save(content, file))  # type: ignore[arg-type]
-    assert noted.hashed == facts["size"] == (tmp_path / "file").stat().st_size
-    assert len(noted.threads - {threading.get_ident()}) == 1
+    assert recording.hashed == facts["size"] == (tmp_path / "file").stat().st_size
+    assert len(recording.threads - {threading.get_ident()}) == 1
 
 
-def test_a_small_file_needs_no_thread(tmp_path: Path):
+def test_a_small_file_starts_no_thread(tmp_path: Path):
     threads: list[int] = []
     write_file(tmp_path / "file", lambda file: (file.write(bytes(1000)), threads.append(threading.active_count())))
     assert threads == [threading.active_count()]
 
 
-def test_a_file_is_written_while_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
+def test_a_file_can_be_written_while_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    monkeypatch.setattr(writing.ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(writing.ThreadPoolExecutor, "submit", fail)
     content = bytes(range(256)) * (LARGE // 100)
     facts = write_file(tmp_path / "file", lambda file: file.write(content))
     assert facts == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

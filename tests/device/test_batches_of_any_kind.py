@@ -1,4 +1,4 @@
-"""Batches of any kind go through training, evaluation, prediction and `runner check`, and say what they cannot do."""
+"""Batches of many kinds are trained, evaluated, predicted, checked by a dry run, and split or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from composed_configs import composed
 from tiny_runs import tiny_trainer
 
-from runner import Callback, Trainer
+from runner import Callback, Trainer, save_checkpoint
 from runner.config import build
 from runner.config.experiment import Experiment
 from runner.failures.errors import WrongConfig
@@ -45,12 +45,7 @@ def make_trainer(kind: str, **arguments: Any) -> Trainer:
     train, evaluation = load()[:2]
     if "model" not in arguments:
         arguments["model"] = model()
-    return tiny_trainer(
-        train_dataloader=train,
-        eval_dataloader=evaluation,
-        max_duration="2ep",
-        **arguments,
-    )
+    return tiny_trainer(train_dataloader=train, eval_dataloader=evaluation, max_duration="2ep", **arguments)
 
 
 def config_of(load: str, model: str, **trainer: Any) -> dict[str, Any]:
@@ -64,42 +59,41 @@ def config_of(load: str, model: str, **trainer: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_kind_of_batch_is_trained_evaluated_and_predicted(kind: str):
     with make_trainer(kind) as trainer:
-        before = {name: one.clone() for name, one in trainer.state.unwrapped_model.state_dict().items()}
+        before = trainer.state.unwrapped_model.state_dict()["layer.weight"].clone()
         trainer.fit()
         state = trainer.state
         samples = len(state.train_dataloader.dataset) if kind != "a table" else 40  # type: ignore[union-attr]
         assert state.timestamp.sample == 2 * samples
         assert state.eval_timestamp.sample == 12
         assert set(state.eval_metric_values["eval"]) == {"mean", "loss"}
-        assert not torch.equal(before["layer.weight"], state.unwrapped_model.state_dict()["layer.weight"])
+        assert not torch.equal(before, state.unwrapped_model.state_dict()["layer.weight"])
         outputs = torch.cat(trainer.predict(state.evaluators[0].dataloader))
         assert outputs.shape == (12, 1)
         assert float(outputs.mean()) == pytest.approx(float(state.eval_metric_values["eval"]["mean"]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_can_be_split_gives_the_same_weights_and_what_cannot_says_what_to_do(kind: str):
-    def train(**how: Any) -> Any:
-        with make_trainer(kind, **how) as trainer:
+def test_microbatches_give_the_weights_of_whole_batches_or_an_error_with_a_remedy(kind: str):
+    def train(**arguments: Any) -> Any:
+        with make_trainer(kind, **arguments) as trainer:
             trainer.fit()
         return trainer.state.unwrapped_model.state_dict()["layer.weight"]
 
     if kind in CANNOT_BE_SPLIT:
-        with pytest.raises(
-            (TypeError, ValueError), match=r"cannot split a batch .*override Model.slice_batch, or use gr"
-        ):
+        message = r"cannot split a batch .*override Model.slice_batch, or use gr"
+        with pytest.raises((TypeError, ValueError), match=message):
             train(grad_accum=2)
     else:
         torch.testing.assert_close(train(microbatch_size=3), train())
 
 
-def test_a_model_that_splits_its_batches_gives_the_same_weights():
-    found = []
+def test_a_model_can_split_its_batches_into_microbatches():
+    weights = []
     for grad_accum in (1, 3):
         with make_trainer("graphs", model=batch_kinds.SplittingGraphModel(), grad_accum=grad_accum) as trainer:
             trainer.fit()
-        found.append(trainer.state.unwrapped_model.state_dict()["layer.weight"])
-    torch.testing.assert_close(*found)
+        weights.append(trainer.state.unwrapped_model.state_dict()["layer.weight"])
+    torch.testing.assert_close(*weights)
 
 
 class CountingDetector(batch_kinds.Detector):
@@ -107,7 +101,7 @@ class CountingDetector(batch_kinds.Detector):
 
     @property
     def loss_averages(self) -> Any:
-        return "samples"  # so that nobody counts the halves of the first batch
+        return "samples"  # otherwise, the first batch is also counted in halves
 
     def num_samples(self, batch: Any) -> int:
         samples = super().num_samples(batch)
@@ -115,7 +109,7 @@ class CountingDetector(batch_kinds.Detector):
         return samples
 
 
-def test_a_batch_is_counted_equally_often_however_many_microbatches_it_has():
+def test_the_samples_of_a_batch_are_counted_equally_often_for_any_number_of_microbatches():
     counts = []
     for grad_accum in (2, 4):
         model = CountingDetector()
@@ -125,23 +119,20 @@ def test_a_batch_is_counted_equally_often_however_many_microbatches_it_has():
     assert counts[0] == counts[1]
 
 
-def test_a_batch_that_nobody_can_count_says_what_to_do():
-    with (
-        pytest.raises(
-            TypeError, match=r"batch of type Unsized.*to\(device\) and len\(\); otherwise override Model.num_s"
-        ),
-        make_trainer("a count by the model", model=batch_kinds.UnsizedModel()) as trainer,
-    ):
+def test_a_batch_whose_samples_cannot_be_counted_is_an_error_with_a_remedy():
+    model = batch_kinds.UnsizedModel()
+    message = r"batch of type Unsized.*to\(device\) and len\(\); otherwise override Model.num_s"
+    with make_trainer("a count by the model", model=model) as trainer, pytest.raises(TypeError, match=message):
         trainer.fit()
 
 
-def test_an_object_is_not_cast_silently():
+def test_casting_a_batch_with_an_object_is_an_error():
     with pytest.raises(TypeError, match=r"a batch holds a GraphBatch: precision='bf16' and some algorithms"):
         Precision("bf16").cast((batch_kinds.join([1, 2]), torch.zeros(2)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_check_sends_any_kind_of_batch_through_all_events(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_dry_run_accepts_any_kind_of_batch(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     config = config_of(*KINDS[kind])
     build.check(Experiment(config))
@@ -152,7 +143,9 @@ def test_check_sends_any_kind_of_batch_through_all_events(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("load", ["load_endless", "load_rollouts"])
-def test_check_gives_a_loader_what_training_gives_it(load: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_dry_run_reads_endless_loaders_and_those_that_a_callback_prepares(
+    load: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     config = config_of(load, "Plain", max_duration="20ba", eval_interval="10ba")
     config["callbacks"] = {"policy": {"_target_": "batch_kinds.GivePolicy"}}
@@ -167,10 +160,8 @@ def test_check_gives_a_loader_what_training_gives_it(load: str, tmp_path: Path, 
             dry_run.try_out(Experiment(config))
 
 
-def test_an_endless_loader_resumes_where_it_stopped(tmp_path: Path):
+def test_a_run_on_an_endless_loader_is_resumed_bit_for_bit(tmp_path: Path):
     def run(duration: str, **arguments: Any) -> Any:
-        from runner import save_checkpoint
-
         train, evaluation = batch_kinds.load_endless()
         with tiny_trainer(
             model=batch_kinds.Plain(),

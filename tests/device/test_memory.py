@@ -1,4 +1,4 @@
-"""The memory of a GPU: what earlier Trainers of the process left there is freed."""
+"""GPU memory of earlier Trainers in the same process is freed."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from runner.data import TensorLoader
 from runner.device.memory import collect_garbage
 
 
-class Knot:
-    """Refers to itself, as the parts of a Trainer do to each other."""
+class Cycle:
+    """Refers to itself, so that only garbage collection frees it, as for the parts of a Trainer."""
 
     def __init__(self) -> None:
-        self.itself = self
+        self.cycle = self
 
 
 @pytest.fixture
-def rarely_collected() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """Turn automatic garbage collection off."""
     gc.disable()
     yield
     gc.enable()
 
 
-@pytest.mark.usefixtures("rarely_collected")
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("device", "allocated", "freed"), [("cuda", 1, True), ("cuda", 0, False), ("cpu", 1, False)])
-def test_garbage_is_collected_where_a_gpu_has_some(
+def test_garbage_is_collected_only_if_gpu_memory_is_allocated(
     device: str, allocated: int, freed: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
-    left = weakref.ref(Knot())
+    garbage = weakref.ref(Cycle())
     collect_garbage(torch.device(device))
-    assert (left() is None) == freed
+    assert (garbage() is None) == freed
     gc.collect()
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("rarely_collected")
-def test_a_second_trainer_has_the_memory_of_the_first():
+@pytest.mark.usefixtures("no_collection")
+def test_a_second_trainer_reuses_the_memory_of_the_first():
     def train() -> int:
         torch.cuda.reset_peak_memory_stats()
         with Trainer(

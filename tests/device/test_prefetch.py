@@ -1,4 +1,4 @@
-"""Copies beside the steps, on a stand-in for a GPU whose streams run as late, and in as bad an order, as they may."""
+"""Copies of batches to a GPU during training steps, on a simulated GPU that runs its streams in the worst order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from runner.device.batch import tensors
 from runner.device.prefetch import Prefetch, mover
 
-GARBAGE = 77  # in memory whose copy has not run yet
+GARBAGE = 77  # fills memory whose copy has not run yet
 CPU = torch.device("cpu")
 
 
 class Stream(torch.Stream):
-    """Operations in order; each runs once those of other streams that it waits for have run."""
+    """Runs its operations in order, each after those operations of other streams that it waits for."""
 
     def __new__(cls):
         return super().__new__(cls, stream_id=0, device_index=0, device_type=0)
@@ -50,7 +50,7 @@ class Stream(torch.Stream):
 
 
 class GPU(TorchFunctionMode):
-    """A stand-in for `torch.cuda`, and for a GPU whose memory is the host's."""
+    """Stands in for `torch.cuda`, with a simulated GPU whose memory is that of the host."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class GPU(TorchFunctionMode):
         self._current.pop()
 
     def run(self) -> None:
-        """Run all that is queued, what is on the stream of the steps first wherever nothing forbids it."""
+        """Run all queued operations; those of the training steps run before copies that they do not wait for."""
         while any(stream.step() for stream in self.streams):
             pass
         assert all(stream.ran == len(stream.queued) for stream in self.streams)
@@ -93,9 +93,9 @@ class GPU(TorchFunctionMode):
         if func is Tensor.to:
             source = args[0]
             self.copied_from_pageable += source.data_ptr() not in self.pinned
-            arrived = torch.full_like(source, GARBAGE)
-            self._current[-1].queue(lambda: arrived.copy_(source))
-            return arrived
+            target = torch.full_like(source, GARBAGE)
+            self._current[-1].queue(lambda: target.copy_(source))
+            return target
         return func(*args, **kwargs)
 
 
@@ -105,41 +105,35 @@ def gpu() -> Iterator[GPU]:
         yield gpu
 
 
-def windows() -> Tensor:
-    return torch.arange(13).unfold(0, 4, 3)  # they overlap, as those of a text do
-
-
 BATCHES: dict[str, Callable[[], Any]] = {
     "pair": lambda: (torch.arange(6).view(2, 3), torch.ones(2, dtype=torch.uint8)),
     "nested": lambda: {"x": [torch.arange(4.0), None], "length": 3},
-    "overlapping": windows,
+    "overlapping": lambda: torch.arange(13).unfold(0, 4, 3),  # as windows of a text
     "columns first": lambda: torch.arange(6).view(2, 3).T,
-    "of transformers": lambda: UserDict(input_ids=torch.arange(8), attention_mask=torch.ones(8)),
+    "transformers": lambda: UserDict(input_ids=torch.arange(8), attention_mask=torch.ones(8)),
 }
 
 
-@pytest.mark.parametrize("kind", BATCHES)
-def test_steps_see_whole_batches_and_nothing_is_copied_from_pageable_memory(gpu: GPU, kind: str):
-    prefetch = Prefetch(CPU, gpu)
-    seen: list[list[Tensor]] = []
-    for _ in range(3):
-        batch = prefetch(BATCHES[kind]())
-        gpu.steps.queue(lambda batch=batch: seen.append([one.clone() for one in held(batch)]))
-        assert {id(one) for one in held(batch)} == {tensor for tensor, stream in gpu.recorded if stream is gpu.steps}
-        gpu.recorded.clear()
-    gpu.run()
-    expected = held(BATCHES[kind]())
-    assert len(seen) == 3 and gpu.copied_from_pageable == 0
-    for batch in seen:
-        for one, other in zip(batch, expected, strict=True):
-            assert torch.equal(one, other) and one.dtype == other.dtype
-
-
-def held(batch: Any) -> list[Tensor]:
+def tensors_in(batch: Any) -> list[Tensor]:
     return [*tensors(batch.data if isinstance(batch, UserDict) else batch)]
 
 
-def test_a_copy_does_not_wait_for_the_steps_before_it(gpu: GPU):
+@pytest.mark.parametrize("kind", BATCHES)
+def test_steps_read_complete_batches_and_all_copies_come_from_pinned_memory(gpu: GPU, kind: str):
+    prefetch = Prefetch(CPU, gpu)
+    batches: list[list[Tensor]] = []
+    for _ in range(3):
+        copied = tensors_in(prefetch(BATCHES[kind]()))
+        gpu.steps.queue(lambda copied=copied: batches.append([tensor.clone() for tensor in copied]))
+        assert {*map(id, copied)} == {tensor for tensor, stream in gpu.recorded if stream is gpu.steps}
+        gpu.recorded.clear()
+    gpu.run()
+    assert len(batches) == 3 and gpu.copied_from_pageable == 0
+    for batch in batches:
+        torch.testing.assert_close(batch, tensors_in(BATCHES[kind]()), rtol=0, atol=0)
+
+
+def test_a_copy_does_not_wait_for_earlier_steps(gpu: GPU):
     prefetch = Prefetch(CPU, gpu)
     gpu.steps.queue(lambda: None)
     batch = prefetch(torch.arange(4))
@@ -149,13 +143,13 @@ def test_a_copy_does_not_wait_for_the_steps_before_it(gpu: GPU):
     assert gpu.steps.ran == 0 and batch.tolist() == [0, 1, 2, 3]
 
 
-def test_what_is_pinned_already_is_copied_from_where_it_is(gpu: GPU):
+def test_a_pinned_batch_is_copied_without_another_pinned_buffer(gpu: GPU):
     batch = torch.empty_like(torch.arange(4), pin_memory=True).fill_(3)
     Prefetch(CPU, gpu)(batch)
     assert len(gpu.pinned) == 1 and gpu.copied_from_pageable == 0
 
 
-def test_objects_and_tensors_that_are_not_plain_move_on_the_stream_of_the_steps(gpu: GPU):
+def test_objects_and_tensors_that_require_gradients_move_on_the_stream_of_the_steps(gpu: GPU):
     class Graphs:
         def to(self, device: torch.device) -> Graphs:
             gpu.current_stream(device).queue(lambda: None)
@@ -167,21 +161,21 @@ def test_objects_and_tensors_that_are_not_plain_move_on_the_stream_of_the_steps(
     assert len(gpu.steps.queued) == 2 and not any(stream.queued for stream in gpu.streams[1:])
 
 
-def test_the_objects_of_a_mapping_keep_their_class_and_the_batch_that_was_read_stays(gpu: GPU):
-    read = UserDict(input_ids=torch.arange(3))
-    batch = Prefetch(CPU, gpu)(read)
+def test_a_mapping_is_copied_to_a_mapping_of_its_class(gpu: GPU):
+    batch = UserDict(input_ids=torch.arange(3))
+    copied = Prefetch(CPU, gpu)(batch)
     gpu.run()
-    assert type(batch) is UserDict and batch is not read and batch["input_ids"] is not read["input_ids"]
+    assert type(copied) is UserDict and copied is not batch and copied["input_ids"] is not batch["input_ids"]
 
 
-def test_there_is_none_on_the_cpu():
+def test_batches_are_not_copied_on_the_cpu():
     assert not isinstance(mover(CPU), Prefetch)
     batch = torch.arange(3)
     assert mover(CPU)(batch) is batch
 
 
 @pytest.mark.gpu
-def test_a_gpu_gets_a_pageable_batch_while_it_is_busy_and_the_host_does_not_wait():
+def test_a_pageable_batch_is_copied_to_a_busy_gpu_without_waiting():
     device = torch.device("cuda", torch.cuda.current_device())
     prefetch = mover(device)
     assert isinstance(prefetch, Prefetch)

@@ -1,4 +1,4 @@
-"""Copies to the host, on a stand-in for a GPU whose copies run as late as they may."""
+"""Copies to the host through a pinned buffer, on a simulated GPU that runs copies as late as it can."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ CPU = torch.device("cpu")
 
 
 class Event:
-    """Runs, when waited for, what was queued before it was recorded."""
+    """Runs the operations that were queued before it was recorded when it is synchronized."""
 
     def __init__(self, gpu: GPU):
         self.gpu = gpu
-        self.place = 0
+        self.count = 0
 
     def record(self, stream: Any) -> None:
-        self.place = len(self.gpu.queued)
+        self.count = len(self.gpu.queued)
 
     def synchronize(self) -> None:
         self.gpu.waits += 1
-        while self.gpu.ran < self.place:
+        while self.gpu.ran < self.count:
             self.gpu.queued[self.gpu.ran]()
             self.gpu.ran += 1
 
 
 class GPU(TorchFunctionMode):
-    """A stand-in for `torch.cuda`: copies from it into pinned memory are queued."""
+    """Stands in for `torch.cuda`: copies from the GPU into pinned memory are queued."""
 
     def __init__(self):
         super().__init__()
@@ -80,36 +80,36 @@ def values() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("size", [16, 64, 1 << 20])
-def test_values_and_layouts_arrive_whatever_the_size_of_the_buffer(gpu: GPU, size: int):
+def test_tensors_of_any_layout_are_copied_through_buffers_of_any_size(gpu: GPU, size: int):
     stage = Staging(CPU, size, gpu)
-    for _ in range(2):  # the buffer is used again
-        copied = [stage.copy(one) for one in values()]
+    for _ in range(2):  # the second round reuses the buffer
+        copied = [stage.copy(value) for value in values()]
         stage.finish()
-        for one, expected in zip(copied, values(), strict=True):
-            assert torch.equal(one, expected) and one.dtype == expected.dtype
-            assert one.stride() == expected.stride() or not expected.is_contiguous()
+        for copy, expected in zip(copied, values(), strict=True):
+            assert torch.equal(copy, expected) and copy.dtype == expected.dtype
+            assert copy.stride() == expected.stride() or not expected.is_contiguous()
     assert gpu.pinned == size
 
 
-def test_copies_go_into_the_tensors_that_are_given(gpu: GPU):
+def test_copies_can_be_written_into_existing_tensors(gpu: GPU):
     stage = Staging(CPU, 16, gpu)
-    given = [torch.full((5,), 9), torch.full((7,), 9)]
-    copied = [stage.copy(torch.arange(len(one)), one) for one in given]
+    targets = [torch.full((5,), 9), torch.full((7,), 9)]
+    copied = [stage.copy(torch.arange(len(target)), target) for target in targets]
     stage.finish()
-    assert all(one is other for one, other in zip(copied, given, strict=True))
-    assert [one.tolist() for one in given] == [[*range(5)], [*range(7)]]
+    assert all(copy is target for copy, target in zip(copied, targets, strict=True))
+    assert [target.tolist() for target in targets] == [[*range(5)], [*range(7)]]
 
 
-def test_what_is_changed_later_was_copied_before(gpu: GPU):
+def test_a_later_change_of_the_weights_is_not_copied(gpu: GPU):
     stage = Staging(CPU, 64, gpu)
     weights = torch.arange(100)
     copied = stage.copy(weights)
-    gpu.queued.append(lambda: weights.zero_())  # training goes on, on the same stream
+    gpu.queued.append(lambda: weights.zero_())  # training continues on the same stream
     stage.finish()
     assert torch.equal(copied, torch.arange(100))
 
 
-def test_many_small_tensors_are_waited_for_together(gpu: GPU):
+def test_the_copies_of_many_small_tensors_wait_once(gpu: GPU):
     stage = Staging(CPU, 1 << 20, gpu)
     for number in range(1000):
         stage.copy(torch.tensor(number))
@@ -119,29 +119,29 @@ def test_many_small_tensors_are_waited_for_together(gpu: GPU):
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_values_of_now_and_locks_no_more_memory():
+def test_copies_from_a_gpu_have_earlier_values_and_are_not_pinned():
     device = torch.device("cuda", torch.cuda.current_device())
     weights = [torch.randn(1000, 1000, device=device).to(dtype) for dtype in (torch.float32, torch.bfloat16)] * 20
-    expected = [one.cpu() for one in weights]
-    torch.cuda._sleep(500_000_000)  # the copies wait behind it
-    copied = [staging(device).copy(one) for one in weights]
-    for one in weights:
-        one.zero_()
+    expected = [weight.cpu() for weight in weights]
+    torch.cuda._sleep(500_000_000)  # delays the copies
+    copied = [staging(device).copy(weight) for weight in weights]
+    for weight in weights:
+        weight.zero_()
     staging(device).finish()
-    assert all(torch.equal(one, other) and not one.is_pinned() for one, other in zip(copied, expected, strict=True))
+    assert all(map(torch.equal, copied, expected)) and not any(copy.is_pinned() for copy in copied)
 
 
-def test_segments_grow_unless_the_environment_says_otherwise():
+def test_segments_are_expandable_unless_the_environment_sets_the_allocator():
     program = "from runner.device.memory import grow_segments; grow_segments(); import os, sys; "
-    program += "print([os.environ.get(one) for one in sys.argv[1:]], 'torch' in sys.modules)"
+    program += "print([os.environ.get(name) for name in sys.argv[1:]], 'torch' in sys.modules)"
     names = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"]
-    plain = {key: value for key, value in os.environ.items() if key not in names}
+    others = {key: value for key, value in os.environ.items() if key not in names}
 
-    def after(**environment: str) -> str:
+    def output(**variables: str) -> str:
         command = [sys.executable, "-c", program, *names]
-        done = subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        finished = subprocess.run(command, env={**others, **variables}, capture_output=True, text=True, check=True)
+        return finished.stdout.strip()
 
-    grown = "'expandable_segments:True'" if sys.platform == "linux" else "None"
-    assert after() == f"[{grown}, None] False"
-    assert after(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") == "[None, 'max_split_size_mb:64'] False"
+    expandable = "'expandable_segments:True'" if sys.platform == "linux" else "None"
+    assert output() == f"[{expandable}, None] False"
+    assert output(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") == "[None, 'max_split_size_mb:64'] False"

@@ -52,14 +52,14 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path: Path):
-    write_checkpoint(snapshot(), tmp_path / "one")
-    text = (tmp_path / "one" / "manifest.json").read_text()
-    (tmp_path / "one" / "link").symlink_to("/dev/zero")  # reading it never ends
-    for name in ("/dev/zero", "../one/model.pt", "link", ".."):
+    write_checkpoint(snapshot(), tmp_path / "ba1")
+    text = (tmp_path / "ba1" / "manifest.json").read_text()
+    (tmp_path / "ba1" / "link").symlink_to("/dev/zero")  # reading it never ends
+    for name in ("/dev/zero", "../ba1/model.pt", "link", ".."):
         manifest = json.loads(text)
         manifest["files"][name] = {"size": 0, "sha256": ""}
-        (tmp_path / "one" / "manifest.json").write_text(json.dumps(manifest))
-        assert verify(tmp_path / "one") == f"its manifest names {name!r}, which is not a file in its folder"
+        (tmp_path / "ba1" / "manifest.json").write_text(json.dumps(manifest))
+        assert verify(tmp_path / "ba1") == f"its manifest names {name!r}, which is not a file in its folder"
 
 
 def value_of(path: Path) -> float:
@@ -68,13 +68,13 @@ def value_of(path: Path) -> float:
 
 def test_the_config_is_saved_beside_the_weights_and_verified(tmp_path: Path):
     config = {"seed": 0, "optimizer": {"lr": 0.1, "betas": [0.9, float("inf")]}, "path": Path("here"), "none": None}
-    write_checkpoint({"timestamp": TIME, "config.json": config, "model.pt": {}}, tmp_path / "one")
-    assert read_config(tmp_path / "one") == config | {"path": "here"}
-    text = (tmp_path / "one" / "config.json").read_text()
-    (tmp_path / "one" / "config.json").write_text(text.replace("0.1", "0.2"))
-    assert "config.json was modified" in (verify(tmp_path / "one") or "")
-    write_checkpoint({"timestamp": TIME, "model.pt": {}}, tmp_path / "two")
-    assert read_config(tmp_path / "two") is None
+    write_checkpoint({"timestamp": TIME, "config.json": config, "model.pt": {}}, tmp_path / "ba1")
+    assert read_config(tmp_path / "ba1") == config | {"path": "here"}
+    text = (tmp_path / "ba1" / "config.json").read_text()
+    (tmp_path / "ba1" / "config.json").write_text(text.replace("0.1", "0.2"))
+    assert "config.json was modified" in (verify(tmp_path / "ba1") or "")
+    write_checkpoint({"timestamp": TIME, "model.pt": {}}, tmp_path / "ba2")
+    assert read_config(tmp_path / "ba2") is None
 
 
 def test_the_newest_checkpoint_is_the_last_written_whatever_the_times_of_its_files(tmp_path: Path):
@@ -93,14 +93,14 @@ def test_a_written_checkpoint_is_read_back_unchanged(tmp_path: Path):
         "s": "ä",
         "none": None,
     }
-    write_checkpoint({"timestamp": TIME, "model.pt": {}, "state.pt": content}, tmp_path / "a" / "b" / "one")
-    path = tmp_path / "a" / "b" / "one"
+    write_checkpoint({"timestamp": TIME, "model.pt": {}, "state.pt": content}, tmp_path / "a" / "b" / "ba1")
+    path = tmp_path / "a" / "b" / "ba1"
     loaded = read_file(path, "state.pt")
     torch.testing.assert_close(loaded["tensors"], content["tensors"], rtol=0, atol=0)
     assert {key: loaded[key] for key in ("n", "s", "none")} == {"n": 3, "s": "ä", "none": None}
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["timestamp"] == TIME and manifest["files"]["state.pt"]["size"] > 0
-    assert is_complete(path) and names(path.parent) == {"one"}
+    assert is_complete(path) and names(path.parent) == {"ba1"}
 
 
 def test_ranks_without_a_snapshot_write_nothing(tmp_path: Path):
@@ -110,8 +110,8 @@ def test_ranks_without_a_snapshot_write_nothing(tmp_path: Path):
 
 def test_an_existing_checkpoint_is_replaced(tmp_path: Path):
     for value in (1.0, 2.0, 3.0):
-        write_checkpoint(snapshot(value=value), tmp_path / "one")
-        assert value_of(tmp_path / "one") == value and names(tmp_path) == {"one"}
+        write_checkpoint(snapshot(value=value), tmp_path / "ba1")
+        assert value_of(tmp_path / "ba1") == value and names(tmp_path) == {"ba1"}
 
 
 def test_a_file_or_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path):
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_no_new_checkpoint_and_keeps_the_old_one(limit: Any, 
 
 def test_a_file_in_the_place_of_a_folder_is_an_os_error(tmp_path: Path):
     (tmp_path / "file").write_text("mine")
-    for path in (tmp_path / "file" / "one", tmp_path / "file" / "a" / "one"):
+    for path in (tmp_path / "file" / "ba1", tmp_path / "file" / "a" / "ba1"):
         with pytest.raises(OSError):
             write_checkpoint(snapshot(), path)
     assert names(tmp_path) == {"file"} and (tmp_path / "file").read_text() == "mine"
@@ -180,7 +180,7 @@ def test_a_read_only_folder_is_an_os_error():
         if as_root:
             os.seteuid(65534)  # root may write to read-only folders
         with pytest.raises(PermissionError):
-            write_checkpoint(snapshot(), folder / "one")
+            write_checkpoint(snapshot(), folder / "ba1")
     finally:
         if as_root:
             os.seteuid(0)
@@ -191,7 +191,7 @@ def test_a_read_only_folder_is_an_os_error():
 
 def test_an_object_that_cannot_be_saved_leaves_no_files(tmp_path: Path):
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
-        write_checkpoint({"timestamp": TIME, "state.pt": {"function": lambda: None}}, tmp_path / "one")
+        write_checkpoint({"timestamp": TIME, "state.pt": {"function": lambda: None}}, tmp_path / "ba1")
     assert not names(tmp_path)
 
 
@@ -222,7 +222,7 @@ sys.path.append({str(Path(__file__).parents[1] / "support")!r})
 file = runpy.run_path({__file__!r})
 print("ready", flush=True)
 for number in range(1000000):
-    file["write_checkpoint"](file["snapshot"](4, value=float(number)), "one" if number % 2 else f"ba{{number % 8}}")
+    file["write_checkpoint"](file["snapshot"](4, value=float(number)), "ba1" if number % 2 else f"ba{{number % 8}}")
     print(number, flush=True)
 """
     for delay in (0.0, 0.01, 0.02, 0.05, 0.09, 0.13):

@@ -145,9 +145,9 @@ def write_shards(path: Path, shards: dict[str, dict[str, Tensor]], save: str = "
 def test_any_part_of_a_tensor_is_read_from_shards_that_were_cut_elsewhere(tmp_path: Path):
     cuts = ((slice(0, 2), slice(0, 7)), (slice(2, 5), slice(0, 3)), (slice(2, 5), slice(3, 7)))
     parts = {f"model.pt['a']@{rows.start},{columns.start}": WHOLE[rows, columns].clone() for rows, columns in cuts}
-    write_shards(tmp_path / "one", {f"{number}.safetensors": {key: parts[key]} for number, key in enumerate(parts)})
-    assert verify(tmp_path / "one") is None
-    saved = read_file(tmp_path / "one", "model.pt")["a"]
+    write_shards(tmp_path / "ba1", {f"{number}.safetensors": {key: parts[key]} for number, key in enumerate(parts)})
+    assert verify(tmp_path / "ba1") is None
+    saved = read_file(tmp_path / "ba1", "model.pt")["a"]
     assert isinstance(saved, SavedTensor) and saved.shape == (5, 7) and saved.dtype == torch.float32
     for top, left in itertools.product(range(5), range(7)):
         for height, width in itertools.product(range(6 - top), range(8 - left)):
@@ -167,8 +167,8 @@ def test_the_part_of_a_rank_may_consist_of_several_blocks(tmp_path: Path):
         {"timestamp": Timestamp().state_dict(), "model.pt": {"a": part}, "layouts": {id(part): layout}}, tmp_path / "a"
     )
     assert "are not a whole tensor (5, 7)" in (verify(tmp_path / "a") or "")  # no other rank has written its part
-    write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
-    saved = read_file(tmp_path / "one", "model.pt")["a"]
+    write_shards(tmp_path / "ba1", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
+    saved = read_file(tmp_path / "ba1", "model.pt")["a"]
     assert torch.equal(saved.read_shard(layout), part)
     with safe_open(tmp_path / "a/shard-00000-of-00001.safetensors", framework="pt") as file:
         written = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
@@ -180,8 +180,8 @@ def test_the_part_of_a_rank_may_consist_of_several_blocks(tmp_path: Path):
 
 
 def test_a_saved_tensor_is_read_whole_when_it_is_used_in_a_computation(tmp_path: Path):
-    write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
-    saved = read_file(tmp_path / "one", "model.pt")["a"]
+    write_shards(tmp_path / "ba1", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
+    saved = read_file(tmp_path / "ba1", "model.pt")["a"]
     assert torch.equal(saved + 1, WHOLE + 1) and type(saved + 1) is Tensor
     assert torch.equal(torch.zeros(5, 7).copy_(saved), WHOLE)
     assert digest({"a": saved}) == digest({"a": WHOLE})
@@ -267,11 +267,11 @@ def test_shards_can_be_read_from_an_unpacked_crash_bundle(tmp_path: Path):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_safetensors_library_reads_files_that_we_write(tmp_path: Path, dtype: torch.dtype):
     tensor = torch.arange(6).view(2, 3).to(dtype)
-    with (tmp_path / "one.safetensors").open("wb") as file:
+    with (tmp_path / "a.safetensors").open("wb") as file:
         write_safetensors(file.write, {"a": tensor, "none": tensor[:0], "t": tensor.t()}, {"save": "é"})
-    loaded = load_file(tmp_path / "one.safetensors")
+    loaded = load_file(tmp_path / "a.safetensors")
     assert digest(loaded) == digest({"a": tensor, "none": tensor[:0], "t": tensor.t()})
-    with safe_open(tmp_path / "one.safetensors", framework="pt") as file:
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
         assert file.metadata() == {"save": "é"}
 
 

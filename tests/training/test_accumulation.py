@@ -19,7 +19,7 @@ BATCH, BATCHES = 4, 5
 
 
 class SampleCount(torchmetrics.SumMetric):
-    """The number of samples; counts how often its state is read, which happens when it is copied."""
+    """Counts samples, and also how often its own state is read, which happens when it is copied."""
 
     reads = 0
 
@@ -128,7 +128,7 @@ def test_without_metrics_and_buffers_any_batch_can_be_repeated(tmp_path: Path):
     assert trainer.state.samples_per_microbatch == 1 and trainer.state.timestamp.batch == 2 * BATCHES
 
 
-def test_out_of_memory_after_a_batch_of_these_shapes_fit_ends_the_run_which_can_be_resumed(tmp_path: Path):
+def test_running_out_of_memory_with_shapes_that_have_fit_ends_the_run_which_can_be_resumed(tmp_path: Path):
     trainer, callback = make_trainer(tmp_path / "run", {3: 2})
     with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught, trainer:
         trainer.fit(duration="3ba")

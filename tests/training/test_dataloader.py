@@ -187,10 +187,10 @@ def test_a_single_process_may_use_any_sampler():
 
 @pytest.mark.parametrize("kind", ["dataset", "tensors", "moved"])
 def test_batches_are_moved_to_the_device_before_they_are_transformed(kind: str):
-    seen: list[tuple[str, torch.dtype]] = []
+    inputs: list[tuple[str, torch.dtype]] = []
 
     def normalize(batch: torch.Tensor) -> torch.Tensor:
-        seen.append((batch.device.type, batch.dtype))
+        inputs.append((batch.device.type, batch.dtype))
         return batch.float() / 255
 
     pixels = torch.arange(10, dtype=torch.uint8)
@@ -200,7 +200,7 @@ def test_batches_are_moved_to_the_device_before_they_are_transformed(kind: str):
         loader = TensorLoader(pixels, batch_size=4, shuffle=False, transform=normalize, resident=kind == "moved")
     stream = BatchStream(loader, torch.device("meta"), Precision("fp32"), count_samples, "train")
     batches = [*stream.start(0, 1)]
-    assert seen == [("meta", torch.uint8)] * 2
+    assert inputs == [("meta", torch.uint8)] * 2
     assert [(batch.device.type, batch.dtype, len(batch)) for batch in batches] == [
         ("meta", torch.float32, 4),
         ("meta", torch.float32, 2),

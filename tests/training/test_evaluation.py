@@ -53,7 +53,7 @@ class Trace(Callback):
         self.events.append(event.name)
 
 
-def test_the_events_of_eval_and_predict():
+def test_eval_and_predict_fire_their_events_in_order():
     trace = Trace()
     data = make_data(7, 3)
     with make_trainer(trace, eval_dataloader=[Evaluator("a", data), Evaluator("b", data)]) as trainer:
@@ -142,7 +142,7 @@ def test_evaluation_leaves_the_state_of_training_unchanged(kind: str):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_the_event_after_an_evaluation_sees_the_state_from_before_it(fits: bool):
+def test_the_state_of_training_is_restored_before_the_event_after_an_evaluation(fits: bool):
     last: list[Any] = []
 
     def attributes(state: State) -> list[Any]:
@@ -260,7 +260,7 @@ def test_an_evaluator_without_data_is_an_error():
 
 
 @pytest.mark.parametrize("batches", [3, 2])
-def test_many_batches_from_a_loader_without_a_length_are_a_warning(batches: int, monkeypatch: Any, caplog: Any):
+def test_many_batches_from_a_loader_without_a_length_cause_a_warning(batches: int, monkeypatch: Any, caplog: Any):
     monkeypatch.setattr(checks, "MANY", 3)
     endless = itertools.chain(make_data(4 * batches))  # without a length
     with make_trainer(eval_dataloader=Evaluator("mine", endless), eval_interval=0) as trainer:

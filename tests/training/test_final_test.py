@@ -1,4 +1,4 @@
-"""`test=best` and `test=last` evaluate these weights on test data after training."""
+"""`test=best` and `test=last`: the best or the last weights are evaluated on test data after training."""
 
 from __future__ import annotations
 

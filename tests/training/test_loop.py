@@ -79,7 +79,7 @@ def test_the_order_of_events(duration: str, batches: int, microbatches: int):
     data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=4, shuffle=False)
     if duration.endswith(("sp", "tok")):
         count, unit = int(duration.rstrip("sptok")), duration.lstrip("0123456789")
-        duration = f"{2 * count}{unit}"  # the durations are for batches of two; these have four, for four microbatches
+        duration = f"{2 * count}{unit}"  # these batches have four samples, so that there can be four microbatches
     with make_trainer(trace, train_dataloader=data, max_duration=duration, grad_accum=microbatches) as trainer:
         trace.take()
         trainer.fit()
@@ -141,7 +141,7 @@ def test_a_second_fit_continues_an_iterator_without_losing_a_batch():
 
 
 @pytest.mark.parametrize("iteration", [1, 2, 3])
-def test_an_iteration_is_its_number_of_epochs(iteration: int):
+def test_iteration_length_is_a_number_of_epochs(iteration: int):
     trace = Trace()
     with make_trainer(trace, max_duration="4ep", iteration_length=f"{iteration}ep") as trainer:
         trace.take()

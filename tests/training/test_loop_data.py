@@ -1,4 +1,4 @@
-"""Loaders and batches that cannot be trained on are an error; NaN is trained on, and samples in lists are counted."""
+"""Loaders and batches that cannot be used are an error; a loss of NaN is not; samples in lists are counted."""
 
 from __future__ import annotations
 

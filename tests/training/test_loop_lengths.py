@@ -24,7 +24,7 @@ EPOCHS = 4
 
 
 class GrowingPool:
-    """Two batches in the first epoch, and two more in each further one."""
+    """Two batches in the first epoch, and two more in each later epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -100,7 +100,7 @@ def test_a_cosine_schedule_spans_all_epochs_of_any_lengths(caplog):
     assert not caplog.records
 
 
-def test_a_warm_up_in_batches_of_a_run_in_epochs_lasts_these_batches_and_warns_once(caplog):
+def test_a_warm_up_in_batches_keeps_its_length_in_a_run_in_epochs_and_warns_once(caplog):
     with caplog.at_level(logging.WARNING, "runner"):
         rates = rates_of(cosine_annealing(t_warmup="4ba"))
     assert rates[:4] == pytest.approx([0, 0.25, 0.5, 0.75]) and max(rates) <= 1
@@ -129,7 +129,7 @@ def test_an_interval_of_an_eighth_of_four_epochs_evaluates_twice_in_each():
     assert evaluated == [1, 2, 4, 6, 9, 12, 16, 20]
 
 
-def test_the_expected_number_of_batches_assumes_the_length_of_this_epoch_for_all_further_ones():
+def test_the_expected_number_of_batches_assumes_the_length_of_this_epoch_for_later_epochs():
     expected: list[int | None] = []
 
     class Progress(Callback):

@@ -34,7 +34,7 @@ def test_several_fits_train_the_same_weights_as_a_single_fit():
         assert all(map(torch.equal, weights(*durations), whole)), durations
 
 
-def test_a_fit_with_nothing_left_to_train_is_an_error_after_which_the_trainer_can_go_on():
+def test_a_fit_with_nothing_left_to_train_is_an_error_and_leaves_the_trainer_usable():
     with make_trainer(max_duration="2ba") as trainer:
         trainer.fit()
         with pytest.raises(ValueError, match="max_duration='2ba' is reached: nothing left to train"):

@@ -38,7 +38,7 @@ def test_training_time_includes_callbacks_after_the_batch():
 
     with make_trainer(Slow(), eval_dataloader=make_data(1), eval_interval="1ba", max_duration="4ba") as trainer:
         trainer.fit()
-        # Their time counts in the batch that follows, so that of the last batch does not count.
+        # The time of callbacks counts with the next batch, so that after the last batch is left out.
         assert trainer.state.timestamp.total_wct == pytest.approx(0.3)
 
 

@@ -183,7 +183,7 @@ def test_tf32_is_refused_on_cpu_and_leaves_torch_settings_unchanged():
 
 
 @pytest.mark.gpu
-def test_tf32_rounds_matrix_products_and_only_during_the_run():
+def test_tf32_rounds_matrix_products_during_the_run_alone():
     a = torch.randn(256, 256, device="cuda")
     exact = (a.double() @ a.double()).float()
     error = {}

@@ -158,7 +158,7 @@ def test_a_config_can_set_a_subset_and_a_function_as_interval(tmp_path: Path, ru
 # fit(reset_time=True)
 
 
-def test_reset_time_trains_the_weights_further_from_batch_zero():
+def test_reset_time_starts_again_at_batch_zero_with_the_trained_weights():
     trace = Trace()
     with make_trainer(trace, max_duration="6ba", eval_dataloader=make_data(1), eval_interval="1ep") as trainer:
         trainer.fit()

@@ -24,7 +24,7 @@ class MetricsDestination(LoggerDestination):
 
 
 class AllDestination(LoggerDestination):
-    """Overrides every method for things that can be logged, and records its calls."""
+    """Overrides the methods for metrics, hyperparameters, tables, images and files, and records their calls."""
 
     def __init__(self):
         self.calls = []

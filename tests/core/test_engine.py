@@ -51,7 +51,7 @@ def test_algorithms_act_in_reverse_order_at_the_event_after_a_pass():
     assert [name for name, event in HEARD if event == "AFTER_LOAD"] == ["outer", "inner"]
 
 
-def test_making_a_trainer_fires_three_events_without_a_checkpoint_too():
+def test_making_a_trainer_fires_init_and_both_load_events_without_a_checkpoint_too():
     with make_trainer(callbacks=C("c")):
         assert HEARD == [("c", "INIT"), ("c", "BEFORE_LOAD"), ("c", "AFTER_LOAD")]
 
@@ -87,7 +87,7 @@ def test_run_event_accepts_an_event_its_value_and_its_name(event: Event):
         assert [("c", event.name)] * 3 == HEARD
 
 
-def test_earlier_names_of_events_can_be_methods_and_be_fired():
+def test_earlier_names_of_events_work_as_methods_and_in_run_event():
     calls = []
 
     class EarlierNames(Callback):

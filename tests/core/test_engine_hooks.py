@@ -69,7 +69,7 @@ def test_a_hook_that_is_a_generator_or_coroutine_is_refused():
             make_trainer(callbacks=[kind()])
 
 
-def test_an_attribute_with_the_name_of_a_hook_and_wrong_methods_of_subclasses_are_refused():
+def test_an_attribute_in_place_of_a_hook_and_other_methods_with_wrong_arguments_are_refused():
     class Started(Callback):
         def __init__(self):
             self.epoch_start = 0.0  # type: ignore[assignment]

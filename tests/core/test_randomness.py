@@ -102,7 +102,7 @@ def test_every_run_sets_the_cublas_workspace_for_later_deterministic_runs(monkey
     assert os.environ[name] == after
 
 
-def test_deterministic_runs_refuse_other_operations_and_restore_the_mode_of_torch():
+def test_deterministic_runs_refuse_nondeterministic_operations_and_restore_the_mode_of_torch():
     class NotDeterministic(ClassificationModel):
         """Uses an operation that has no deterministic implementation."""
 

@@ -37,7 +37,7 @@ def test_map_tensors_keeps_containers_and_other_values():
     assert float(mapped["scalar"]) == 4.0 and float(batch["scalar"]) == 3.0
 
 
-def test_tensors_come_in_order():
+def test_tensors_are_yielded_in_the_order_of_the_batch():
     assert [tensor.shape for tensor in tensors(nested())] == [(N,), (N, 2), (N, 1, 3), (N,), (N,), ()]
     assert list(tensors("none")) == []
 
@@ -86,7 +86,7 @@ def test_the_length_of_lists_of_samples_is_the_number_of_samples(name: str):
 
 @pytest.mark.parametrize("samples", range(1, 5))
 @pytest.mark.parametrize("boxes", range(5))
-def test_lists_of_samples_are_counted_even_if_their_tensors_happen_to_have_one_length(samples: int, boxes: int):
+def test_lists_of_samples_are_counted_even_if_their_tensors_suggest_another_number(samples: int, boxes: int):
     batch = ([image(4)] * samples, [target(boxes)] * samples)
     assert count_samples(batch) == samples
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Event:
-    """Runs the operations that were queued before it was recorded when it is synchronized."""
+    """When it is synchronized, runs the operations that were queued before it was recorded."""
 
     def __init__(self, gpu: GPU):
         self.gpu = gpu

@@ -30,7 +30,7 @@ def test_an_error_without_annotations_has_empty_facts():
     assert (facts.raised_by, facts.event, facts.timestamp) == ("", None, None)
 
 
-def test_an_attribute_facts_of_another_library_is_ignored():
+def test_a_facts_attribute_of_another_library_is_ignored():
     error = ValueError("x")
     error.facts = {"raised_by": "other"}  # type: ignore[attr-defined]
     assert facts_of(error) == Facts()

@@ -174,7 +174,7 @@ def test_digests_include_weights_and_random_numbers_of_a_gpu(part: str):
 
 
 def write(path: Path, lines: dict[int, dict[str, str]], rest: str = "") -> Path:
-    """Write a file with a line for each batch, and the rest of a line that was not finished."""
+    """Write a file with a line for each batch, followed by `rest`, such as an unfinished line."""
     path.write_text("".join(json.dumps({"epoch": 0, "batch": batch, **parts}) + "\n" for batch, parts in lines.items()))
     with path.open("a") as file:
         file.write(rest)
@@ -239,7 +239,7 @@ def test_norm_accepts_tensors_of_every_dtype(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
-def test_the_norm_of_many_tensors_equals_that_of_their_norms_to_the_bit(dtype: torch.dtype):
+def test_the_norm_of_many_tensors_equals_the_norm_of_their_norms_bit_for_bit(dtype: torch.dtype):
     generator = torch.Generator().manual_seed(0)
     shapes = [(), (1,), (7,), (33, 5), (0,), (4, 3, 2), (1000,)]
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes]

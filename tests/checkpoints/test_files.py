@@ -41,7 +41,7 @@ def snapshot(megabytes: float = 0.01, value: float = 1.0) -> dict[str, Any]:
 
 
 def state(**more: Any) -> dict[str, Any]:
-    """Return the least that `state.pt` must contain, with more entries."""
+    """Return a state with all required entries, and further ones."""
     metrics = ("train_metrics", "train_metric_values", "eval_metric_values", "evaluated_at")
     empty = {name: {} for name in ("algorithms", "callbacks", *metrics, "order")}
     return {"timestamp": TIME, "model": None, "optimizers": [], "schedulers": [], "scaler": None, **empty, **more}

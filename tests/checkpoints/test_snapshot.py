@@ -25,9 +25,9 @@ from runner.optim.schedulers import cosine_annealing
 
 BATCHES = 10  # in two epochs
 ALL = (*(f"ba{batch}" for batch in range(1, BATCHES + 1)), "ep1")
-"""Checkpoints after each batch, and the one of the first epoch, saved after its evaluation."""
+"""Checkpoints after each batch, and after the first epoch."""
 FEW = ("ba2", "ba3", "ba5", "ep1", "ba7", "ba10")
-"""Checkpoints on both sides of batch 3, of the end of each epoch, and of batches within the epochs."""
+"""Checkpoints around the third batch and the end of the first epoch, within the second epoch, and at the end."""
 
 
 def make_net(*more: nn.Module, width: int = 6) -> nn.Module:

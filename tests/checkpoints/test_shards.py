@@ -208,10 +208,10 @@ WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_shards_that_do_not_make_up_a_tensor_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str):
     """Their hashes are right, as those of a malicious checkpoint would be."""
-    second, message = WRONG[wrong]
+    tensors, message = WRONG[wrong]
     shards = {"0.safetensors": {f"{KEY}@0,0": ABOVE}, "1.safetensors": {f"{KEY}@2,0": BELOW}}
     write_shards(tmp_path / "ba1", shards)
-    shards["1.safetensors"] = {name: tensor.clone() for name, tensor in second.items()}
+    shards["1.safetensors"] = {name: tensor.clone() for name, tensor in tensors.items()}
     write_shards(tmp_path / "ba2", shards)
     fault = verify(tmp_path / "ba2")
     assert fault is not None and re.search(message, fault)

@@ -10,9 +10,9 @@ from runner.core.ordering import name_hooks
 
 
 def test_hooks_of_a_class_get_numbered_keys_and_keep_keys_that_are_set():
-    mine = C("mine")
-    mine.config_key = "c_2"
-    hooks = name_hooks([C("1"), mine, C("3"), C("4")])
+    with_key = C("2")
+    with_key.config_key = "c_2"
+    hooks = name_hooks([C("1"), with_key, C("3"), C("4")])
     assert [hook.config_key for hook in hooks] == ["c", "c_2", "c_3", "c_4"]
 
 

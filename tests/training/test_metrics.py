@@ -165,7 +165,7 @@ def test_a_model_must_return_a_dict_of_torchmetrics(make: Any, shown: str, train
 @pytest.mark.parametrize("split", [{}, {"microbatch_size": "auto"}], ids=str)
 def test_a_collection_of_metrics_has_the_values_of_a_dict(split: dict[str, Any]):
     class WithCollection(ClassificationModel):
-        def metrics(self, train):
+        def metrics(self, train) -> Any:
             return MetricCollection({"first": accuracy(), "second": accuracy()}, prefix="my_")
 
     with torch.random.fork_rng():

@@ -106,8 +106,8 @@ def test_a_function_as_interval_evaluates_at_most_once_after_a_batch():
     # Batches 4 and 8 end an epoch, at which the function is called twice; the last evaluation is of the final weights.
     assert evaluations(eval_interval=at_powers) == [1, 2, 4, 8, 12]
     assert evaluations(eval_interval=lambda state: False) == [12]
-    own = Evaluator("eval", make_data(1), eval_interval=at_powers)
-    with make_trainer(trace := Trace(), max_duration="1ep", eval_dataloader=own, eval_interval=0) as trainer:
+    evaluator = Evaluator("eval", make_data(1), eval_interval=at_powers)
+    with make_trainer(trace := Trace(), max_duration="1ep", eval_dataloader=evaluator, eval_interval=0) as trainer:
         trainer.fit()
     assert [batch for _, batch, _ in trace.at("EVAL_START eval")] == [1, 2, 4]
 
@@ -162,14 +162,14 @@ def test_reset_time_starts_again_at_batch_zero_with_the_trained_weights():
     trace = Trace()
     with make_trainer(trace, max_duration="6ba", eval_dataloader=make_data(1), eval_interval="1ep") as trainer:
         trainer.fit()
-        first = weights(trainer)
+        before = weights(trainer)
         trace.take()
         trainer.fit(reset_time=True)
         assert trace.at("BATCH_END")[0][1] == 1 and trace.at("BATCH_END")[-1][1] == 6
         assert trace.at("EVAL_START eval") == [(1, 4, 0), (1, 6, 2)]
         trainer.fit("2ep", reset_time=True)
     assert trainer.state.timestamp.epoch == 2 and str(trainer.state.max_duration) == "2ep"
-    assert not all(map(torch.equal, first, weights(trainer)))
+    assert not all(map(torch.equal, before, weights(trainer)))
 
 
 def test_a_second_phase_can_be_resumed_bit_for_bit(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Diffusion with an average of the weights: noise and times from torch's generator, EMA by hand, and on resume."""
+"""Diffusion with an EMA of the weights, compared with a hand-written loop, and resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def predict_noise(network: nn.Module, samples: Tensor, times: Tensor, noise: Ten
 
 
 class Diffusion(Model):
-    """Predicts the noise that its forward pass draws."""
+    """Predicts noise; `forward` draws it and the times from torch's default generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Diffusion(Model):
         return mse_loss(*outputs)
 
 
-class Evaluated(Callback):
-    """Keeps the weights that are evaluated."""
+class EvaluatedWeights(Callback):
+    """Copies the weights at the start of each evaluation."""
 
     def __init__(self) -> None:
         self.weights: list[list[Tensor]] = []
 
     def eval_start(self, state, logger):
-        self.weights.append([one.detach().clone() for one in state.unwrapped_model.parameters()])
+        self.weights.append([weight.detach().clone() for weight in state.unwrapped_model.parameters()])
 
 
 def fit(duration: str, *callbacks: Callback, **arguments: Any) -> Diffusion:
@@ -82,10 +82,15 @@ def fit(duration: str, *callbacks: Callback, **arguments: Any) -> Diffusion:
     return model
 
 
-def test_diffusion_is_evaluated_with_its_average_and_trains_as_by_hand():
-    evaluated = Evaluated()
+def training_draws(model: Diffusion) -> list[tuple[Tensor, Tensor]]:
+    """Return times and noise of each training batch; evaluation has larger batches."""
+    return [(times, noise) for times, noise in model.drawn if len(times) == BATCH_SIZE]
+
+
+def test_diffusion_trains_like_a_hand_written_loop_and_evaluates_the_ema():
+    evaluated = EvaluatedWeights()
     model = fit("3ep", evaluated)
-    drawn = iter([one for one in model.drawn if len(one[0]) == BATCH_SIZE])
+    drawn = iter(training_draws(model))
     network = make_network()
     average = deepcopy(network)
     optimizer = AdamW(network.parameters(), lr=0.01)
@@ -100,7 +105,7 @@ def test_diffusion_is_evaluated_with_its_average_and_trains_as_by_hand():
             with torch.no_grad():
                 for slow, fast in zip(average.parameters(), network.parameters(), strict=True):
                     slow.lerp_(fast, 1 - DECAY)
-        averages.append([one.detach().clone() for one in average.parameters()])
+        averages.append([weight.detach().clone() for weight in average.parameters()])
     assert len(distinct) == 12
     assert all(map(torch.equal, model.network.parameters(), network.parameters()))
     for weights, expected in zip(evaluated.weights, averages, strict=True):
@@ -109,15 +114,11 @@ def test_diffusion_is_evaluated_with_its_average_and_trains_as_by_hand():
 
 
 @pytest.mark.parametrize("stop", ["1ep", "6ba"])
-def test_diffusion_draws_the_same_noise_after_a_resume(stop: str, tmp_path: Path):
+def test_resumed_diffusion_draws_the_noise_of_an_uninterrupted_run(stop: str, tmp_path: Path):
     whole = fit("3ep")
     first = fit(stop, CheckpointSaver(save_interval="1ba"), run_dir=tmp_path)
-    rest = fit("3ep", resume_path=tmp_path)
-
-    def trained(*models: Diffusion) -> list[Tensor]:
-        pairs = [pair for model in models for pair in model.drawn if len(pair[0]) == BATCH_SIZE]
-        return [tensor for pair in pairs for tensor in pair]
-
-    drawn, again = trained(whole), trained(first, rest)
-    assert len(drawn) == len(again) == 24 and all(map(torch.equal, drawn, again))
-    assert all(map(torch.equal, rest.parameters(), whole.parameters()))
+    resumed = fit("3ep", resume_path=tmp_path)
+    expected, actual = training_draws(whole), training_draws(first) + training_draws(resumed)
+    assert len(expected) == 12
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert all(map(torch.equal, resumed.parameters(), whole.parameters()))

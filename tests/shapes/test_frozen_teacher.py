@@ -1,4 +1,4 @@
-"""Distillation from a frozen teacher, which is neither trained nor in training mode: against a loop by hand."""
+"""Distillation from a frozen teacher that stays in evaluation mode, compared with a hand-written loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_data() -> Tensor:
 
 
 def make_teacher() -> nn.Module:
-    """A network with batch norm and dropout, which must not act."""
+    """Return a frozen network; its batch norm and dropout would change the targets in training mode."""
     torch.manual_seed(1)
     teacher = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
     return teacher.eval().requires_grad_(False)
@@ -73,7 +73,7 @@ def fit(duration: str, **arguments) -> Distillation:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"grad_accum": 2}])
-def test_a_student_learns_from_a_frozen_teacher_as_by_hand(arguments: dict[str, int]):
+def test_distillation_equals_a_hand_written_loop_and_leaves_the_teacher_unchanged(arguments: dict[str, int]):
     model = fit("3ep", **arguments)
     student, teacher = make_student(), make_teacher()
     optimizer = SGD(student.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1)
@@ -88,7 +88,7 @@ def test_a_student_learns_from_a_frozen_teacher_as_by_hand(arguments: dict[str, 
     assert not any(module.training for module in model.teacher.modules())
 
 
-def test_a_student_resumes_to_the_bit(tmp_path: Path):
+def test_distillation_resumes_bit_for_bit(tmp_path: Path):
     fit("6ba", run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
     resumed, whole = fit("3ep", resume_path=tmp_path), fit("3ep")
     assert all(map(torch.equal, resumed.parameters(), whole.parameters()))

@@ -1,4 +1,4 @@
-"""A graph that is one batch: nodes with labels, edges as a sparse matrix, masks for training and evaluation."""
+"""Node classification on one graph, which is the only batch, compared with a hand-written loop."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ NODES, FEATURES, CLASSES = 12, 4, 3
 
 
 def make_graph() -> dict[str, Tensor]:
+    """Return features, labels, masks of training and evaluation nodes, and a sparse normalized adjacency matrix."""
     generator = torch.Generator().manual_seed(0)
     edges = (torch.rand(NODES, NODES, generator=generator) < 0.3).float()
     edges = ((edges + edges.T + torch.eye(NODES)) > 0).float()
@@ -43,8 +44,8 @@ class Convolutions(nn.Module):
         return graph["adjacency"] @ self.second(hidden)
 
 
-class Nodes(Model):
-    """The loss of the nodes that the mask of the mode selects."""
+class NodeClassifier(Model):
+    """Computes the loss of training nodes in training mode, and of evaluation nodes in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,8 +72,8 @@ def adam(parameters: Any) -> Adam:
     return Adam(parameters, lr=0.05)
 
 
-def test_a_graph_that_is_one_batch_trains_and_is_evaluated_as_by_hand():
-    graph, memory, model = make_graph(), InMemoryLogger(), Nodes()
+def test_a_full_batch_graph_trains_and_evaluates_like_a_hand_written_loop():
+    graph, memory, model = make_graph(), InMemoryLogger(), NodeClassifier()
     with Trainer(
         model=model,
         train_dataloader=[graph],

@@ -1,4 +1,4 @@
-"""A contrastive loss whose negatives are gathered from all ranks: two ranks train and evaluate as one does."""
+"""A contrastive loss with negatives of all ranks: two ranks train and evaluate like a loop in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy, normalize
 from torch.optim import SGD
 
 from runner import Model, Trainer, get_global_rank, get_world_size
-from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
 
 BATCH_SIZE, EPOCHS, TEMPERATURE = 8, 3, 0.2
@@ -33,7 +32,7 @@ def make_network() -> nn.Module:
 
 
 class Contrastive(Model):
-    """Contrasts each sample of this rank with those of all ranks; gradients flow through the gathered keys."""
+    """Contrasts the queries of this rank with the keys of all ranks; gradients flow through the gathered keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +44,11 @@ class Contrastive(Model):
 
     def loss(self, outputs, batch):
         queries, keys = outputs
-        own = torch.arange(len(queries)) + get_global_rank() * len(queries)
-        return cross_entropy(queries @ keys.T / TEMPERATURE, own)
+        positives = torch.arange(len(queries)) + get_global_rank() * len(queries)
+        return cross_entropy(queries @ keys.T / TEMPERATURE, positives)
 
 
 def fit() -> dict[str, Any]:
-    memory = InMemoryLogger()
     model = Contrastive()
     with Trainer(
         model=model,
@@ -58,7 +56,6 @@ def fit() -> dict[str, Any]:
         eval_dataloader=TensorLoader(*make_data(), batch_size=BATCH_SIZE, shuffle=False),
         optimizers=lambda parameters: SGD(parameters, lr=0.3, momentum=0.9),
         max_duration=f"{EPOCHS}ep",
-        loggers=[memory],
         device="cpu",
     ) as trainer:
         result = trainer.fit()
@@ -90,13 +87,13 @@ def fit_on_a_rank() -> None:
     Path(f"rank{get_global_rank()}.json").write_text(json.dumps(fit()))
 
 
-def test_one_rank_contrasts_as_a_loop_by_hand():
+def test_contrastive_training_on_one_rank_equals_a_hand_written_loop():
     fitted, expected = fit(), fit_by_hand()
     assert fitted["weights"] == pytest.approx(expected["weights"], rel=1e-12)
     assert fitted["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-12)
 
 
-def test_two_ranks_contrast_with_the_negatives_of_both(run_ranks: Any, tmp_path: Path):
+def test_contrastive_training_on_two_ranks_uses_the_negatives_of_both(run_ranks: Any, tmp_path: Path):
     run_ranks(program_of("shapes/test_gathered_negatives", "fit_on_a_rank"), 2)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0]["weights"] == ranks[1]["weights"]

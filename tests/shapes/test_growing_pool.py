@@ -1,4 +1,4 @@
-"""Active learning: after each epoch the samples with the largest loss join the pool. Against a loop by hand."""
+"""Active learning: each epoch adds the samples with the largest loss to the pool. Compared with a hand-written loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner import Callback, ClassificationModel, Trainer
 from runner.callbacks import CheckpointSaver
 from runner.optim.schedulers import cosine_annealing
 
-EPOCHS, BATCH_SIZE, FIRST, MORE, RATE = 4, 4, 8, 8, 0.5
+EPOCHS, BATCH_SIZE, INITIAL, ADDED, RATE = 4, 4, 8, 8, 0.5
 
 
 def make_data() -> tuple[Tensor, Tensor]:
@@ -32,19 +32,19 @@ def make_network() -> nn.Module:
 
 
 def grow(pool: list[int], network: Callable[[Any], Tensor]) -> list[int]:
-    """The pool and the samples outside of it whose loss is largest."""
+    """Return the pool and the samples outside it with the largest losses."""
     inputs, targets = make_data()
     with torch.no_grad():
         losses = cross_entropy(network(inputs), targets, reduction="none")
     losses[pool] = -1
-    return pool + losses.topk(MORE).indices.tolist()
+    return pool + losses.topk(ADDED).indices.tolist()
 
 
 class Pool(Callback):
-    """A loader that is a callback too, so that its samples are part of the run's state."""
+    """A loader that is also a callback, so that checkpoints save its samples."""
 
     def __init__(self) -> None:
-        self.samples = [*range(FIRST)]
+        self.samples = [*range(INITIAL)]
 
     def __len__(self) -> int:
         return len(self.samples) // BATCH_SIZE
@@ -64,12 +64,8 @@ class Pool(Callback):
         self.samples = state["samples"]
 
 
-def fit(batches: int | None = None, **arguments) -> tuple[dict[str, Tensor], list[int]]:
-    class Stopper(Callback):
-        def batch_end(self, state, logger):
-            if state.timestamp.batch == batches:
-                state.stop_training()
-
+def fit(**arguments) -> tuple[dict[str, Tensor], list[int]]:
+    """Return the weights and the samples in the pool."""
     pool = Pool()
     model = ClassificationModel(make_network(), num_classes=2)
     with Trainer(
@@ -78,7 +74,7 @@ def fit(batches: int | None = None, **arguments) -> tuple[dict[str, Tensor], lis
         optimizers=lambda parameters: SGD(parameters, lr=RATE),
         schedulers=cosine_annealing(),
         max_duration=f"{EPOCHS}ep",
-        callbacks=[pool, Stopper(), *arguments.pop("savers", [])],
+        callbacks=[pool, *arguments.pop("callbacks", [])],
         device="cpu",
         **arguments,
     ) as trainer:
@@ -87,14 +83,14 @@ def fit(batches: int | None = None, **arguments) -> tuple[dict[str, Tensor], lis
 
 
 def fit_by_hand() -> tuple[dict[str, Tensor], list[int]]:
-    network, pool = make_network(), [*range(FIRST)]
+    network, pool = make_network(), [*range(INITIAL)]
     optimizer = SGD(network.parameters(), lr=RATE)
     inputs, targets = make_data()
     for epoch in range(EPOCHS):
         batches = torch.tensor(pool).split(BATCH_SIZE)
         for number, batch in enumerate(batches):
-            done = (epoch * len(batches) + number) / (EPOCHS * len(batches))
-            optimizer.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * done)) / 2
+            progress = (epoch + number / len(batches)) / EPOCHS
+            optimizer.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * progress)) / 2
             optimizer.zero_grad()
             cross_entropy(network(inputs[batch]), targets[batch]).backward()
             optimizer.step()
@@ -102,14 +98,14 @@ def fit_by_hand() -> tuple[dict[str, Tensor], list[int]]:
     return dict(network.state_dict()), pool
 
 
-def test_a_growing_pool_trains_as_by_hand():
+def test_training_with_a_growing_pool_equals_a_hand_written_loop():
     (trained, pool), (expected, expected_pool) = fit(), fit_by_hand()
     assert pool == expected_pool and len({*pool}) == 40
     torch.testing.assert_close(trained, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("batches", [1, 2, 5, 8, 12])  # epochs of 2, 4, 6 and 8
-def test_a_growing_pool_resumes_to_the_bit(batches: int, tmp_path: Path):
+@pytest.mark.parametrize("batches", [1, 2, 5, 8, 12])  # epochs have 2, 4, 6 and 8 batches
+def test_training_with_a_growing_pool_resumes_bit_for_bit(batches: int, tmp_path: Path):
     class Killed(BaseException):
         pass
 
@@ -119,7 +115,7 @@ def test_a_growing_pool_resumes_to_the_bit(batches: int, tmp_path: Path):
                 raise Killed
 
     with pytest.raises(Killed):
-        fit(run_dir=tmp_path, savers=[CheckpointSaver(save_interval="1ba"), Kill()])
+        fit(run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba"), Kill()])
     (resumed, pool), (whole, whole_pool) = fit(resume_path=tmp_path), fit()
     assert pool == whole_pool
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)

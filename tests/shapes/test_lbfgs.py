@@ -1,4 +1,4 @@
-"""LBFGS, whose step computes the loss several times: against a loop by hand, on resume, and what is refused."""
+"""LBFGS, which computes the loss several times per step: compared with a hand-written loop, resumed, and refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from runner.data import TensorLoader
 from runner.optim.closures import TRAINING_STEP
 
 BATCH_SIZE = 16
-CHOICES = {"max_iter": 4, "history_size": 3, "line_search_fn": "strong_wolfe"}
-LBFGS: Any = partial(torch.optim.LBFGS, lr=0.5, **CHOICES)
+LBFGS: Any = partial(torch.optim.LBFGS, lr=0.5, max_iter=4, history_size=3, line_search_fn="strong_wolfe")
 SCHEDULE = [0.5, 0.4, 0.3, 0.2]
 
 
@@ -47,13 +46,14 @@ class Plain(Model):
         return mse_loss(outputs, batch[1])
 
 
+# A subclass with the method that the error message recommends.
 namespace: dict[str, Any] = {"Plain": Plain}
 exec("class Fitted(Plain):\n" + textwrap.indent(textwrap.dedent(TRAINING_STEP), "    "), namespace)
-Fitted = namespace["Fitted"]  # with what the message of a refusal tells the user to add
+Fitted = namespace["Fitted"]
 
 
 def fit(model: Model, duration: str = "4ep", **arguments: Any) -> tuple[list[float], list[Tensor]]:
-    """The loss of each batch, and the weights."""
+    """Return the loss of each batch, and the weights."""
     memory = InMemoryLogger()
     with Trainer(
         model=model,
@@ -66,7 +66,7 @@ def fit(model: Model, duration: str = "4ep", **arguments: Any) -> tuple[list[flo
         **arguments,
     ) as trainer:
         trainer.fit()
-    return memory.get_timeseries("loss/train/total")[1], [one.detach().clone() for one in model.parameters()]
+    return memory.get_timeseries("loss/train/total")[1], [weight.detach().clone() for weight in model.parameters()]
 
 
 def fit_by_hand() -> tuple[list[float], list[Tensor]]:
@@ -84,10 +84,10 @@ def fit_by_hand() -> tuple[list[float], list[Tensor]]:
                 return loss
 
             losses.append(optimizer.step(closure).item())
-    return losses, [one.detach() for one in network.parameters()]
+    return losses, [weight.detach() for weight in network.parameters()]
 
 
-def test_lbfgs_takes_the_steps_of_a_loop_by_hand():
+def test_lbfgs_equals_a_hand_written_loop():
     losses, weights = fit(Fitted())
     expected, expected_weights = fit_by_hand()
     assert losses == pytest.approx(expected) and losses[-1] < losses[0] / 2
@@ -95,24 +95,24 @@ def test_lbfgs_takes_the_steps_of_a_loop_by_hand():
 
 
 @pytest.mark.parametrize("stop", ["1ep", "3ba"])
-def test_lbfgs_resumes_to_the_bit(stop: str, tmp_path: Path):
-    whole, weights = fit(Fitted())
-    first, _ = fit(Fitted(), stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
-    rest, resumed = fit(Fitted(), resume_path=tmp_path)
-    assert [*first, *rest] == whole
-    assert all(map(torch.equal, weights, resumed))
+def test_lbfgs_resumes_bit_for_bit(stop: str, tmp_path: Path):
+    losses, weights = fit(Fitted())
+    first_losses, _ = fit(Fitted(), stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
+    last_losses, resumed_weights = fit(Fitted(), resume_path=tmp_path)
+    assert [*first_losses, *last_losses] == losses
+    assert all(map(torch.equal, weights, resumed_weights))
 
 
-def _fit_on_a_rank() -> None:
+def fit_on_a_rank() -> None:
     fit(Fitted())
 
 
 def test_lbfgs_on_two_ranks_is_refused(run_ranks: Any):
-    ranks = run_ranks(program_of("shapes/test_lbfgs", "_fit_on_a_rank"), check=False)
-    assert all("Fitted.training_step: LBFGS.step() takes a closure on one rank only" in one.stderr for one in ranks)
+    ranks = run_ranks(program_of("shapes/test_lbfgs", "fit_on_a_rank"), check=False)
+    assert all("Fitted.training_step: LBFGS.step() takes a closure on one rank only" in rank.stderr for rank in ranks)
 
 
-def test_a_model_without_manual_optimization_is_told_what_to_add():
+def test_the_error_without_manual_optimization_contains_the_method_to_add():
     message = "several times. Add this to a subclass of Plain, and train on one rank:" + TRAINING_STEP
     with pytest.raises(TypeError, match=re.escape(message)):
         fit(Plain())

@@ -1,4 +1,4 @@
-"""A momentum encoder with a queue of keys, as in MoCo (arXiv:1911.05722): against a loop by hand, and on resume."""
+"""A momentum encoder with a queue of keys (MoCo, arXiv:1911.05722), compared with a hand-written loop, and resumed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from runner import Model, Trainer
 from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 
-BATCH_SIZE, WIDTH, KEPT = 4, 3, 8
+BATCH_SIZE, WIDTH, QUEUE_LENGTH = 4, 3, 8
 MOMENTUM, TEMPERATURE = 0.9, 0.2
 
 
 def make_data() -> tuple[Tensor, Tensor]:
-    """Two views of each sample."""
+    """Return two views of each sample."""
     generator = torch.Generator().manual_seed(0)
     samples = torch.randn(16, 5, generator=generator)
     return samples, samples + 0.1 * torch.randn(16, 5, generator=generator)
@@ -29,7 +29,7 @@ def make_data() -> tuple[Tensor, Tensor]:
 def make_parts() -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(1)
     encoder = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, WIDTH))
-    return encoder, deepcopy(encoder).requires_grad_(False), normalize(torch.randn(KEPT, WIDTH), dim=1)
+    return encoder, deepcopy(encoder).requires_grad_(False), normalize(torch.randn(QUEUE_LENGTH, WIDTH), dim=1)
 
 
 def contrast(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def contrast(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
 
 
 class MomentumEncoder(Model):
-    """The keys' encoder and the queue are state of the model, and change in its forward pass of training."""
+    """Updates the key encoder and the queue in `forward`; both are saved with the weights."""
 
     queue: Tensor
 
@@ -55,7 +55,7 @@ class MomentumEncoder(Model):
                 slow.lerp_(fast, 1 - MOMENTUM)
             keys = normalize(self.key_encoder(key_view), dim=1)
         queue = self.queue
-        self.queue = torch.cat([queue, keys])[-KEPT:]
+        self.queue = torch.cat([queue, keys])[-QUEUE_LENGTH:]
         return normalize(self.encoder(query_view), dim=1), keys, queue
 
     def loss(self, outputs, batch):
@@ -88,13 +88,13 @@ def fit_by_hand(epochs: int) -> dict[str, Tensor]:
             optimizer.zero_grad()
             contrast(normalize(encoder(query_view), dim=1), keys, queue).backward()
             optimizer.step()
-            queue = torch.cat([queue, keys])[-KEPT:]
+            queue = torch.cat([queue, keys])[-QUEUE_LENGTH:]
     parts = {"encoder": encoder, "key_encoder": key_encoder}
     weights = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
     return weights | {"queue": queue}
 
 
-def test_a_momentum_encoder_with_a_queue_trains_as_by_hand():
+def test_a_momentum_encoder_with_a_queue_trains_like_a_hand_written_loop():
     trained, expected = fit("3ep"), fit_by_hand(3)
     assert trained.keys() == expected.keys()
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
@@ -102,7 +102,7 @@ def test_a_momentum_encoder_with_a_queue_trains_as_by_hand():
 
 
 @pytest.mark.parametrize("stop", ["1ep", "6ba"])
-def test_a_momentum_encoder_and_its_queue_resume_to_the_bit(stop: str, tmp_path: Path):
+def test_a_momentum_encoder_and_the_queue_resume_bit_for_bit(stop: str, tmp_path: Path):
     fit(stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
     resumed, whole = fit("3ep", resume_path=tmp_path), fit("3ep")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)

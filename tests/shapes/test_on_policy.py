@@ -1,4 +1,4 @@
-"""Data that the model makes: REINFORCE on a contextual bandit. Against a loop by hand."""
+"""REINFORCE on a contextual bandit: the model produces the data. Compared with a hand-written loop, and resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_network() -> nn.Module:
 
 
 def act(network: nn.Module, epoch: int, step: int) -> Rollout:
-    """States, the actions that the network takes in them now, and rewards; draws depend on epoch and step only."""
+    """Return states, sampled actions, and rewards; random numbers depend only on epoch and step."""
     generator = torch.Generator().manual_seed(1000 * epoch + step)
     states = torch.randn(SAMPLES, STATES, generator=generator)
     with torch.no_grad():
@@ -33,12 +33,12 @@ def act(network: nn.Module, epoch: int, step: int) -> Rollout:
 
 
 def policy_gradient(logits: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
-    chosen = logits.log_softmax(1).gather(1, actions.unsqueeze(1)).squeeze(1)
-    return -(chosen * (rewards - 1 / ACTIONS)).mean()
+    log_probabilities = logits.log_softmax(1).gather(1, actions.unsqueeze(1)).squeeze(1)
+    return -(log_probabilities * (rewards - 1 / ACTIONS)).mean()
 
 
 class Rollouts:
-    """Yields what the network does at the time when a batch is needed."""
+    """Yields rollouts of the current weights, each made when its batch is needed."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
@@ -82,7 +82,7 @@ def fit(duration: str, **arguments) -> dict[str, Tensor]:
 
 
 def fit_by_hand(epochs: int) -> tuple[dict[str, Tensor], list[float]]:
-    network, rewarded = make_network(), []
+    network, mean_rewards = make_network(), []
     optimizer = Adam(network.parameters(), lr=0.05)
     for epoch in range(epochs):
         for step in range(STEPS):
@@ -90,18 +90,18 @@ def fit_by_hand(epochs: int) -> tuple[dict[str, Tensor], list[float]]:
             optimizer.zero_grad()
             policy_gradient(network(states), actions, rewards).backward()
             optimizer.step()
-            rewarded.append(float(rewards.mean()))
-    return dict(network.state_dict()), rewarded
+            mean_rewards.append(float(rewards.mean()))
+    return dict(network.state_dict()), mean_rewards
 
 
-def test_each_batch_is_made_by_the_weights_of_the_step_before_as_by_hand():
-    trained, (expected, rewarded) = fit("8ep"), fit_by_hand(8)
+def test_each_rollout_uses_the_weights_of_the_previous_step_as_in_a_hand_written_loop():
+    trained, (expected, mean_rewards) = fit("8ep"), fit_by_hand(8)
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
-    assert sum(rewarded[-10:]) > sum(rewarded[:10]) + 1  # the policy is learned
+    assert sum(mean_rewards[-10:]) > sum(mean_rewards[:10]) + 1  # the policy is learned
 
 
 @pytest.mark.parametrize("stop", ["1ep", "8ba"])
-def test_data_made_by_the_model_resume_to_the_bit(stop: str, tmp_path: Path):
+def test_on_policy_training_resumes_bit_for_bit(stop: str, tmp_path: Path):
     fit(stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
     resumed, whole = fit("3ep", resume_path=tmp_path), fit("3ep")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)

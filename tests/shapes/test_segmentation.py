@@ -52,24 +52,24 @@ class Segmentation(Model):
         return {} if train else {"iou": MulticlassJaccardIndex(CLASSES)}
 
 
-class Values(Callback):
+class EvaluationRecorder(Callback):
     """Records the loss and the metric of each evaluation."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, tuple[float, float]] = {}
+        self.evaluations: Evaluations = {}
 
     def eval_end(self, state, logger):
         values = state.eval_metric_values["eval"]
-        self.seen[state.timestamp.batch] = float(values["loss"]), float(values["iou"])
+        self.evaluations[state.timestamp.batch] = float(values["loss"]), float(values["iou"])
 
 
 def is_due(state) -> bool:
-    """Return whether to evaluate: every three batches, and at the end of an epoch."""
+    """Evaluate every three batches, and at the end of an epoch."""
     return state.timestamp.batch % 3 == 0 or state.timestamp.batch_in_epoch == 0
 
 
 def fit(duration: str, eval_batch_size: int = 4, **arguments) -> tuple[dict[str, Tensor], Evaluations]:
-    model, values = Segmentation(), Values()
+    model, recorder = Segmentation(), EvaluationRecorder()
     with Trainer(
         model=model,
         train_dataloader=TensorLoader(*TRAIN, batch_size=BATCH_SIZE, shuffle=False),
@@ -77,12 +77,12 @@ def fit(duration: str, eval_batch_size: int = 4, **arguments) -> tuple[dict[str,
         eval_interval=is_due,
         optimizers=lambda parameters: SGD(parameters, lr=0.3, momentum=0.9),
         max_duration=duration,
-        callbacks=[values, *arguments.pop("savers", [])],
+        callbacks=[recorder, *arguments.pop("callbacks", [])],
         device="cpu",
         **arguments,
     ) as trainer:
         trainer.fit()
-    return {name: tensor.clone() for name, tensor in model.module.state_dict().items()}, values.seen
+    return {name: tensor.clone() for name, tensor in model.module.state_dict().items()}, recorder.evaluations
 
 
 def evaluate_by_hand(network: nn.Module) -> tuple[float, float]:
@@ -115,7 +115,7 @@ def fit_by_hand() -> tuple[dict[str, Tensor], Evaluations]:
 
 
 @pytest.mark.parametrize("eval_batch_size", [1, 4, 11])
-def test_segmentation_matches_training_and_evaluation_by_hand(eval_batch_size: int):
+def test_segmentation_trains_and_evaluates_like_a_hand_written_loop(eval_batch_size: int):
     (trained, values), (expected, expected_values) = fit(f"{EPOCHS}ep", eval_batch_size), fit_by_hand()
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
     assert [*values] == EVALUATED_AT
@@ -126,7 +126,7 @@ def test_segmentation_matches_training_and_evaluation_by_hand(eval_batch_size: i
 
 @pytest.mark.parametrize("stop", ["3ba", "1ep", "7ba"])
 def test_segmentation_resumes_bit_for_bit_and_evaluates_at_the_same_batches(stop: str, tmp_path: Path):
-    fit(stop, run_dir=tmp_path, savers=[CheckpointSaver(save_interval="1ba")])
+    fit(stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
     resumed, values = fit(f"{EPOCHS}ep", resume_path=tmp_path)
     whole, whole_values = fit(f"{EPOCHS}ep")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)

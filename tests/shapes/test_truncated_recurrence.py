@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time: the hidden state goes on from window to window. Against a loop by hand."""
+"""Truncated backpropagation through time: windows pass on a hidden state, as in a hand-written loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEQUENCES, WINDOW, WINDOWS, HIDDEN = 3, 5, 4, 6
 
 
 def make_windows(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs and targets `(windows * sequences, window, 1)`: each batch is the next window of all sequences."""
+    """Return inputs and targets `(windows * sequences, window, 1)`; a batch has the next window of each sequence."""
     generator = torch.Generator().manual_seed(seed)
     series = torch.randn(SEQUENCES, WINDOWS * WINDOW + 1, generator=generator).cumsum(1) / 5
 
@@ -34,7 +34,7 @@ def make_parts() -> tuple[nn.GRU, nn.Linear]:
 
 
 class Recurrent(Model):
-    """The hidden state is a buffer, so that checkpoints hold it; evaluation has one of its own."""
+    """Carries the hidden state in a buffer, which checkpoints save; evaluation starts from zeros."""
 
     hidden: Tensor
 
@@ -45,7 +45,7 @@ class Recurrent(Model):
         self.register_buffer("windows", torch.tensor(0))
 
     def forward(self, batch):
-        if self.windows % WINDOWS == 0:  # the sequences begin anew
+        if self.windows % WINDOWS == 0:  # the sequences start again
             self.hidden = torch.zeros_like(self.hidden)
         states, hidden = self.cell(batch[0], self.hidden)
         self.hidden = hidden.detach()
@@ -65,7 +65,7 @@ def fit(duration: str, **arguments) -> dict[str, Tensor]:
         model=model,
         train_dataloader=TensorLoader(*make_windows(), batch_size=SEQUENCES, shuffle=False),
         eval_dataloader=TensorLoader(*make_windows(seed=1), batch_size=2, shuffle=False),
-        eval_interval="3ba",  # in the middle of the sequences
+        eval_interval="3ba",  # also in the middle of a sequence
         optimizers=lambda parameters: SGD(parameters, lr=0.3),
         max_duration=duration,
         device="cpu",
@@ -91,14 +91,14 @@ def fit_by_hand(epochs: int) -> dict[str, Tensor]:
     return weights | {"hidden": hidden.detach(), "windows": torch.tensor(epochs * WINDOWS)}
 
 
-def test_a_hidden_state_goes_on_from_batch_to_batch_as_by_hand():
+def test_a_hidden_state_is_carried_from_batch_to_batch_as_in_a_hand_written_loop():
     trained, expected = fit("3ep"), fit_by_hand(3)
     assert trained.keys() == expected.keys()
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("stop", ["1ep", "6ba"])
-def test_a_hidden_state_resumes_to_the_bit(stop: str, tmp_path: Path):
+def test_a_hidden_state_resumes_bit_for_bit(stop: str, tmp_path: Path):
     fit(stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
     resumed, whole = fit("3ep", resume_path=tmp_path), fit("3ep")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)

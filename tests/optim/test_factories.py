@@ -1,3 +1,5 @@
+"""Optimizers and schedulers from instances, factories, and dictionaries of submodules."""
+
 from __future__ import annotations
 
 import re
@@ -18,7 +20,7 @@ from runner.optim.schedulers import constant, linear
 from runner.timing.time import Progress, Time, Timestamp
 
 
-class Two(nn.Module):
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Linear(3, 4)
@@ -26,56 +28,57 @@ class Two(nn.Module):
         self.frozen = nn.Linear(2, 2).requires_grad_(False)
 
 
-def ids(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def parameters_in(optimizer: Optimizer) -> set[nn.Parameter]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def parameters(*modules: nn.Module) -> set[int]:
-    return {id(parameter) for module in modules for parameter in module.parameters()}
+def parameters_of(*modules: nn.Module) -> set[nn.Parameter]:
+    return {parameter for module in modules for parameter in module.parameters()}
 
 
-def progress(epochs: int = 2) -> Progress:
-    return Progress(Timestamp(), Time.parse(f"{epochs}ep"), 5)
+def progress(epoch: int = 0) -> Progress:
+    """Return the start of an epoch, in a training of two epochs of five batches."""
+    return Progress(Timestamp(epoch=epoch), Time.parse("2ep"), 5)
 
 
-def test_a_factory_gets_all_parameters_that_can_ever_be_trained():
-    model = Two()
+def test_a_factory_gets_frozen_parameters_but_no_integer_ones():
+    model = Net()
     model.quantized = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
     for factory in (partial(SGD, lr=0.1), lambda params: SGD(params, lr=0.1)):
         (optimizer,) = make_optimizers(factory, model)
-        assert ids(optimizer) == parameters(model.body, model.head, model.frozen)
+        assert parameters_in(optimizer) == parameters_of(model.body, model.head, model.frozen)
 
 
-def test_instances_and_lists_are_taken_as_they_are():
-    model = Two()
-    one, two = SGD(model.body.parameters(), lr=0.1), Adam(model.head.parameters())
-    assert make_optimizers(one, model) == [one]
-    assert make_optimizers([one, two], model) == [one, two]
+def test_optimizer_instances_are_used_directly():
+    model = Net()
+    sgd, adam = SGD(model.body.parameters(), lr=0.1), Adam(model.head.parameters())
+    assert make_optimizers(sgd, model) == [sgd]
+    assert make_optimizers([sgd, adam], model) == [sgd, adam]
     assert make_optimizers(None, model) == []
 
 
-def test_a_dict_may_hold_optimizers_and_names_inside_submodules():
-    model = ClassificationModel(Two(), 2)
+def test_a_dict_may_mix_optimizers_and_factories_and_use_dotted_names():
+    model = ClassificationModel(Net(), 2)
     head = SGD(model.module.head.parameters(), lr=0.1)  # type: ignore[union-attr]
-    given = {"module.head": head, "module.body": partial(Adam, lr=0.1)}
-    assert existing_optimizers(given) == [head]
-    assert [type(one) for one in make_optimizers(given, model)] == [SGD, Adam]
+    optimizers = {"module.head": head, "module.body": partial(Adam, lr=0.1)}
+    assert existing_optimizers(optimizers) == [head]
+    assert [type(optimizer) for optimizer in make_optimizers(optimizers, model)] == [SGD, Adam]
 
 
-def test_a_factory_of_the_model_gets_the_model():
+def test_a_factory_with_an_argument_named_model_gets_the_model():
     def configure(model: nn.Module, lr: float) -> Optimizer:
         return SGD(model.get_submodule("head").parameters(), lr=lr)
 
-    model = Two()
+    model = Net()
     (optimizer,) = make_optimizers(partial(configure, lr=0.1), model)
-    assert ids(optimizer) == parameters(model.head)
+    assert parameters_in(optimizer) == parameters_of(model.head)
 
 
-def test_a_dict_names_submodules_in_order():
-    model = Two()
-    made = make_optimizers({"head": partial(Adam, lr=0.1), "body": partial(SGD, lr=0.2)}, model)
-    assert [type(one) for one in made] == [Adam, SGD]
-    assert [ids(one) for one in made] == [parameters(model.head), parameters(model.body)]
+def test_optimizers_of_a_dict_keep_its_order():
+    model = Net()
+    optimizers = make_optimizers({"head": partial(Adam, lr=0.1), "body": partial(SGD, lr=0.2)}, model)
+    assert [type(optimizer) for optimizer in optimizers] == [Adam, SGD]
+    assert [*map(parameters_in, optimizers)] == [parameters_of(model.head), parameters_of(model.body)]
 
 
 @pytest.mark.parametrize(
@@ -88,61 +91,63 @@ def test_a_dict_names_submodules_in_order():
         ({"frozen": partial(SGD, lr=0.1)}, ValueError, "optimizers['frozen']: the model has no trainable parameter"),
     ],
 )
-def test_what_is_no_optimizer_is_named(optimizers: Any, error: type[Exception], message: str):
+def test_wrong_optimizers_are_named_in_the_error(optimizers: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=re.escape(message)):
-        make_optimizers(optimizers, Two())
+        make_optimizers(optimizers, Net())
 
 
 def test_parameters_of_another_model_are_refused():
     with pytest.raises(ValueError, match="optimizers=SGD: 2 of its parameters are not in the model"):
-        make_optimizers(SGD(nn.Linear(3, 4).parameters(), lr=0.1), Two())
+        make_optimizers(SGD(nn.Linear(3, 4).parameters(), lr=0.1), Net())
 
 
-def test_weights_that_submodules_share_are_stepped_once():
-    tied = Two()
+def test_parameters_in_several_optimizers_are_refused():
+    tied = Net()
     tied.head.weight = tied.body.weight
     with pytest.raises(ValueError, match="1 parameters are in several"):
         make_optimizers({"body": partial(SGD, lr=0.1), "head": partial(SGD, lr=0.1)}, tied)
     with pytest.raises(ValueError, match="4 parameters are in several"):
-        make_optimizers([partial(SGD, lr=0.1), partial(SGD, lr=0.1)], Two())
+        make_optimizers([partial(SGD, lr=0.1), partial(SGD, lr=0.1)], Net())
 
 
-def test_surgery_at_init_needs_a_factory():
+def test_an_algorithm_that_replaces_layers_at_init_needs_an_optimizer_factory():
     class Replace(Algorithm):
         def init(self, state, logger):
             state.unwrapped_model.module = nn.Linear(3, 2)
 
-    def make(optimizers: Any, model: Model) -> Trainer:
+    def make_trainer(optimizers: Any, model: Model) -> Trainer:
         return Trainer(model=model, optimizers=optimizers, algorithms=[Replace()], device="cpu")
 
     model = ClassificationModel(nn.Linear(3, 2), 2)
-    with make(partial(SGD, lr=0.1), model) as trainer:
-        assert ids(trainer.state.optimizers[0]) == parameters(model.module)
+    with make_trainer(partial(SGD, lr=0.1), model) as trainer:
+        assert parameters_in(trainer.state.optimizers[0]) == parameters_of(model.module)
     model = ClassificationModel(nn.Linear(3, 2), 2)
     with pytest.raises(ValueError, match="Give a factory"):
-        make(SGD(model.parameters(), lr=0.1), model)
+        make_trainer(SGD(model.parameters(), lr=0.1), model)
 
 
-def test_schedules_are_bound_to_each_optimizer():
-    model = Two()
+def test_schedules_apply_to_each_optimizer():
+    model = Net()
     optimizers = make_optimizers({"head": partial(Adam, lr=0.1), "body": partial(SGD, lr=0.2)}, model)
     rates, stepped = make_schedulers([linear(), constant(0.5)], optimizers, progress(), 1.0, False)
-    assert all(isinstance(one, ScheduledRates) for one in rates) and not stepped
-    for one in rates:
-        one.step(Progress(Timestamp()._replace(epoch=1), Time.parse("2ep"), 5))
-    assert [one.param_groups[0]["lr"] for one in optimizers] == pytest.approx([0.025, 0.05])
+    assert not stepped
+    for optimizer_rates in rates:
+        assert isinstance(optimizer_rates, ScheduledRates)
+        optimizer_rates.step(progress(epoch=1))
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == pytest.approx([0.025, 0.05])
 
 
 def test_torch_schedulers_are_made_for_each_optimizer():
-    optimizers = make_optimizers({"body": partial(SGD, lr=1.0), "head": partial(Adam, lr=1.0)}, Two())
-    given = [partial(StepLR, step_size=1), lambda optimizer: ExponentialLR(optimizer, 0.9)]
-    rates, stepped = make_schedulers(given, optimizers, progress(), 1.0, False)
-    assert not rates and [type(one) for one in stepped] == [StepLR, StepLR, ExponentialLR, ExponentialLR]
-    assert [one.optimizer for one in stepped] == optimizers * 2
+    optimizers = make_optimizers({"body": partial(SGD, lr=1.0), "head": partial(Adam, lr=1.0)}, Net())
+    factories = [partial(StepLR, step_size=1), lambda optimizer: ExponentialLR(optimizer, 0.9)]
+    rates, schedulers = make_schedulers(factories, optimizers, progress(), 1.0, False)
+    assert not rates
+    assert [type(scheduler) for scheduler in schedulers] == [StepLR, StepLR, ExponentialLR, ExponentialLR]
+    assert [scheduler.optimizer for scheduler in schedulers] == optimizers * 2
 
 
-def test_a_torch_scheduler_may_be_given_built():
-    model = Two()
+def test_a_torch_scheduler_instance_must_belong_to_an_optimizer_of_the_run():
+    model = Net()
     optimizer = SGD(model.body.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, 1)
     _, stepped = make_schedulers(scheduler, make_optimizers(optimizer, model), progress(), 1.0, False)
@@ -151,7 +156,7 @@ def test_a_torch_scheduler_may_be_given_built():
         make_schedulers(scheduler, make_optimizers(partial(SGD, lr=1.0), model), progress(), 1.0, False)
 
 
-def test_a_function_of_the_timestamp_is_a_schedule():
+def test_a_function_of_the_timestamp_may_be_a_schedule():
     def halved(timestamp: Timestamp) -> float:
         return 0.5**timestamp.epoch
 
@@ -162,15 +167,10 @@ def test_a_function_of_the_timestamp_is_a_schedule():
             rates_of(schedulers=lambda timestamp, value=value: value)
 
 
-def test_both_kinds_of_schedules_at_once_are_refused():
+def test_schedules_and_torch_schedulers_cannot_be_mixed():
+    optimizers = make_optimizers(partial(SGD, lr=1.0), Net())
     with pytest.raises(ValueError, match="would undo each other"):
-        make_schedulers(
-            [constant(0.5), partial(StepLR, step_size=1)],
-            make_optimizers(partial(SGD, lr=1.0), Two()),
-            progress(),
-            1.0,
-            False,
-        )
+        make_schedulers([constant(0.5), partial(StepLR, step_size=1)], optimizers, progress(), 1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -185,39 +185,40 @@ def test_both_kinds_of_schedules_at_once_are_refused():
         ),
     ],
 )
-def test_what_is_no_scheduler_is_named(schedulers: Any, message: str):
+def test_wrong_schedulers_are_named_in_the_error(schedulers: Any, message: str):
     with pytest.raises(TypeError, match=re.escape(message)):
-        make_schedulers(schedulers, make_optimizers(partial(SGD, lr=1.0), Two()), progress(), 1.0, False)
+        make_schedulers(schedulers, make_optimizers(partial(SGD, lr=1.0), Net()), progress(), 1.0, False)
 
 
-def test_a_schedule_that_does_not_fit_is_refused_before_training():
+def test_a_warmup_longer_than_training_is_refused_before_it_starts():
     with pytest.raises(ValueError, match="t_warmup"):
-        make_schedulers(linear(t_warmup="3ep"), make_optimizers(partial(SGD, lr=1.0), Two()), progress(2), 1.0, False)
+        make_schedulers(linear(t_warmup="3ep"), make_optimizers(partial(SGD, lr=1.0), Net()), progress(), 1.0, False)
 
 
 class Rates(Callback):
-    """The rate of each step, as it was used."""
+    """Records the learning rate that each step used."""
 
     def __init__(self):
-        self.seen: list[float] = []
+        self.rates: list[float] = []
 
     def after_train_batch(self, state, logger):
-        self.seen.append(float(state.optimizers[0].param_groups[0]["lr"]))
+        self.rates.append(float(state.optimizers[0].param_groups[0]["lr"]))
 
 
 def rates_of(**arguments: Any) -> list[float]:
-    rates = Rates()
+    """Train two epochs of three batches, and return the learning rate of each step."""
+    callback = Rates()
     with Trainer(
         model=ClassificationModel(nn.Linear(3, 2), 2),
         train_dataloader=TensorLoader(torch.randn(6, 3), torch.arange(6) % 2, batch_size=2, shuffle=True),
         optimizers=partial(SGD, lr=1.0),
         max_duration="2ep",
-        callbacks=[rates],
+        callbacks=[callback],
         device="cpu",
         **arguments,
     ) as trainer:
         trainer.fit()
-    return rates.seen
+    return callback.rates
 
 
 def test_torch_schedulers_step_per_epoch_or_batch():
@@ -227,6 +228,6 @@ def test_torch_schedulers_step_per_epoch_or_batch():
     assert rates_of(schedulers=[halve, halve]) == [1, 1, 1, 0.25, 0.25, 0.25]
 
 
-def test_the_whole_schedule_is_scaled_with_the_run():
+def test_scale_schedule_ratio_shortens_the_schedule_and_the_run():
     halved = rates_of(schedulers=linear(t_max="6ba"), scale_schedule_ratio=0.5)
     assert halved == pytest.approx([1, 2 / 3, 1 / 3])

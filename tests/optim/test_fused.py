@@ -1,10 +1,11 @@
-"""Fused kernels are used on CUDA; on the CPU, which has them too, the runner leaves the choice to torch."""
+"""The runner chooses fused kernels on CUDA, and leaves the choice to torch on the CPU, which also has them."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,7 @@ from runner.optim import Muon, ParamGroups
 from runner.optim.factories import make_optimizers
 from runner.optim.fused import fuse, load_optimizer
 
-Make = Callable[[nn.Module], Optimizer]
-OPTIMIZERS: dict[str, Make] = {
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda net: SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adam": lambda net: Adam(net.parameters(), lr=0.01),
     "adamw": lambda net: AdamW(net.parameters(), lr=0.01),
@@ -33,7 +33,8 @@ def make_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def fused(optimizer: Optimizer) -> list[Any]:
+def fused(optimizer: Optimizer) -> list[bool | None]:
+    """Return the setting `fused` of each parameter group."""
     return [group.get("fused") for group in optimizer.param_groups]
 
 
@@ -46,27 +47,25 @@ def train(net: nn.Module, optimizer: Optimizer, steps: int = 3) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fused_steps_are_the_same_but_for_rounding(name: str):
-    nets, kinds = [], []
-    for devices in ((), ("cpu",)):
+def test_fused_and_other_steps_agree_up_to_rounding(name: str):
+    weights = []
+    for devices, setting in (((), None), (("cpu",), True)):
         net = make_net()
         optimizer = OPTIMIZERS[name](net)
         fuse(optimizer, net, devices)
+        assert fused(optimizer) == ([None, setting] if "muon" in name else [setting])
         train(net, optimizer)
-        nets.append(nn.utils.parameters_to_vector(net.parameters()))
-        kinds.append(fused(optimizer))
-    rest = [None, None] if "muon" in name else [None]
-    assert kinds == [rest, [*rest[:-1], True]]
-    torch.testing.assert_close(*nets, rtol=0, atol=1e-6)
+        weights.append(nn.utils.parameters_to_vector(net.parameters()))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_runner_leaves_the_choice_to_torch_on_the_cpu(name: str):
+def test_made_optimizers_are_not_fused_on_the_cpu(name: str):
     (optimizer,) = make_optimizers(lambda model: OPTIMIZERS[name](model), make_net())
     assert True not in fused(optimizer)
 
 
-def test_what_the_user_decided_stays():
+def test_the_users_choice_of_kernels_is_kept():
     net = make_net()
     choices: list[dict[str, Any]] = [{"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True}]
     for options in choices:
@@ -79,24 +78,23 @@ def test_what_the_user_decided_stays():
     assert fused(optimizer) == [True, False]
 
 
-def test_where_it_would_fail_or_is_unknown_it_is_left():
-    class Own(SGD):
+def test_sparse_complex_stepped_and_unknown_optimizers_are_not_fused():
+    class Subclass(SGD):
         pass
 
     sparse = nn.Embedding(3, 2, sparse=True)
-    whole = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
-    stepped = make_net()
-    started = SGD(stepped.parameters(), momentum=0.9)
-    train(stepped, started)
+    complex_weights = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
     net = make_net()
+    stepped = SGD(net.parameters(), momentum=0.9)
+    train(net, stepped)
     for optimizer, model in (
         (SGD(sparse.parameters()), sparse),
-        (SGD(whole.parameters()), whole),
-        (started, stepped),
-        (Own(net.parameters()), net),
+        (SGD(complex_weights.parameters()), complex_weights),
+        (stepped, net),
+        (Subclass(net.parameters()), net),
         (RMSprop(net.parameters()), net),
     ):
-        before = copy.deepcopy(fused(optimizer))
+        before = fused(optimizer)
         fuse(optimizer, model, ("cpu",))
         assert fused(optimizer) == before
 
@@ -104,30 +102,30 @@ def test_where_it_would_fail_or_is_unknown_it_is_left():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("saved_on", [(), ("cpu",)])
 @pytest.mark.parametrize("loaded_on", [(), ("cpu",)])
-def test_a_saved_state_is_stepped_by_the_kernels_of_the_run_that_loads_it(name: str, saved_on: Any, loaded_on: Any):
+def test_an_optimizer_with_a_loaded_state_keeps_its_kernels(name: str, saved_on: Any, loaded_on: Any):
     net = make_net()
     optimizer = OPTIMIZERS[name](net)
     fuse(optimizer, net, saved_on)
     train(net, optimizer)
-    other = make_net()
-    other.load_state_dict(net.state_dict())
-    continued = OPTIMIZERS[name](other)
-    fuse(continued, other, loaded_on)
-    chosen = fused(continued)
-    load_optimizer(continued, copy.deepcopy(optimizer.state_dict()))
-    assert fused(continued) == chosen
-    train(other, continued)
+    loaded_net = make_net()
+    loaded_net.load_state_dict(net.state_dict())
+    loaded_optimizer = OPTIMIZERS[name](loaded_net)
+    fuse(loaded_optimizer, loaded_net, loaded_on)
+    before = fused(loaded_optimizer)
+    load_optimizer(loaded_optimizer, copy.deepcopy(optimizer.state_dict()))
+    assert fused(loaded_optimizer) == before
+    train(loaded_net, loaded_optimizer)
     train(net, optimizer)
-    expected, found = (nn.utils.parameters_to_vector(one.parameters()) for one in (net, other))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0 if saved_on == loaded_on else 1e-6)
+    tolerance = 0 if saved_on == loaded_on else 1e-6
+    torch.testing.assert_close(loaded_net.state_dict(), net.state_dict(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_resumed_run_is_the_same_to_the_bit_and_a_gpu_has_fused_kernels(name: str, device: str, tmp_path: Any):
+def test_a_run_uses_fused_kernels_on_a_gpu_only_and_resumes_bit_for_bit(name: str, device: str, tmp_path: Path):
     inputs = torch.randn(32, 4)
 
-    def trainer(**arguments: Any) -> Trainer:
+    def make_trainer(**arguments: Any) -> Trainer:
         return Trainer(
             model=ClassificationModel(make_net(), 3),
             train_dataloader=TensorLoader(inputs, torch.arange(32) % 3, batch_size=8, shuffle=True),
@@ -138,12 +136,12 @@ def test_a_resumed_run_is_the_same_to_the_bit_and_a_gpu_has_fused_kernels(name: 
             **arguments,
         )
 
-    with trainer() as whole:
+    with make_trainer() as whole:
         assert (True in fused(whole.state.optimizers[0])) == (device == "cuda")
         whole.fit("1ep")
-        whole.save_checkpoint(tmp_path / "one")
+        whole.save_checkpoint(tmp_path / "saved")
         whole.fit("1ep")
-    with trainer(resume_path=tmp_path / "one") as resumed:
+    with make_trainer(resume_path=tmp_path / "saved") as resumed:
         resumed.fit()
-    weights = [one.state.unwrapped_model.state_dict() for one in (whole, resumed)]
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    weights = [trainer.state.unwrapped_model.state_dict() for trainer in (whole, resumed)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)

@@ -1,3 +1,5 @@
+"""Muon, compared with the singular value decomposition, torch's Muon, and the optimizers of the other parameters."""
+
 from __future__ import annotations
 
 import copy
@@ -10,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from runner import Callback, ClassificationModel, Trainer, save_checkpoint
-from runner.callbacks import LRMonitor
+from runner import ClassificationModel, Trainer, save_checkpoint
+from runner.callbacks import InMemoryLogger, LRMonitor
 from runner.data import TensorLoader
 from runner.models import GPT
 from runner.optim import Muon
@@ -68,14 +70,14 @@ def test_singular_values_go_through_the_polynomial(shape: tuple[int, int]):
 
 
 @pytest.mark.parametrize("shape", [(24, 16), (16, 24)])
-def test_orthogonalizing_is_torchs_to_the_bit(shape: tuple[int, int]):
+def test_orthogonalize_equals_torch_bit_for_bit(shape: tuple[int, int]):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    ours = orthogonalize(matrix.bfloat16()[None], 5)[0]
-    assert torch.equal(ours, _zeropower_via_newtonschulz(matrix, COEFFICIENTS, 5, 1e-7))
+    orthogonalized = orthogonalize(matrix.bfloat16()[None], 5)[0]
+    assert torch.equal(orthogonalized, _zeropower_via_newtonschulz(matrix, COEFFICIENTS, 5, 1e-7))
 
 
-def test_matrices_are_stepped_as_by_torch():
-    """Torch computes in bfloat16, so a step differs by the rounding of that."""
+def test_steps_of_matrices_equal_those_of_torchs_muon():
+    """The steps differ by rounding, because torch's Muon computes in bfloat16."""
     ours, theirs = (nn.Sequential(nn.Linear(16, 12, bias=False), nn.Linear(5, 20, bias=False)) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     before = weights(ours)
@@ -89,31 +91,30 @@ def test_matrices_are_stepped_as_by_torch():
             for parameter in net.parameters():
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
             optimizer.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        buffers = (optimizer.state[p]["momentum_buffer"] for optimizer, p in zip(optimizers, (one, other), strict=True))
-        torch.testing.assert_close(*buffers, rtol=0, atol=0)
-    for name, its in weights(ours).items():
-        change, reference = its - before[name], theirs.state_dict()[name] - before[name]
+    for name, parameter in ours.named_parameters():
+        reference_parameter = theirs.get_parameter(name)
+        buffer = optimizers[0].state[parameter]["momentum_buffer"]
+        torch.testing.assert_close(buffer, optimizers[1].state[reference_parameter]["momentum_buffer"], rtol=0, atol=0)
+        change, reference = parameter.detach() - before[name], reference_parameter.detach() - before[name]
         assert float((change - reference).norm() / reference.norm()) < 0.02
 
 
-def test_a_convolution_is_stepped_as_the_matrix_that_it_is():
+def test_a_convolution_is_stepped_like_a_matrix_with_one_row_per_output_channel():
     conv, linear = nn.Conv2d(2, 6, 3, bias=False), nn.Linear(18, 6, bias=False)
     with torch.no_grad():
         linear.weight.copy_(conv.weight.flatten(1))
     gradient = torch.randn(6, 18)
     conv.weight.data = conv.weight.data.to(memory_format=torch.channels_last)
     conv.weight.grad, linear.weight.grad = gradient.view(6, 2, 3, 3).clone(), gradient.clone()
-    for one in (conv, linear):
-        Muon(one, lr=0.1).step()
+    for layer in (conv, linear):
+        Muon(layer, lr=0.1).step()
     torch.testing.assert_close(conv.weight.flatten(1), linear.weight)
 
 
 @pytest.mark.parametrize("rest", ["adamw", "sgd"])
-def test_the_rest_is_stepped_by_torchs_own(rest: str):
+def test_other_parameters_are_stepped_as_by_torchs_adamw_or_sgd(rest: str):
     ours, theirs = make_net(), make_net()
-    common: dict[str, Any] = {"rest": rest, "rest_lr": 0.01, "rest_weight_decay": 0.1}
-    optimizer = Muon(ours, lr=0.0, **common)
+    optimizer = Muon(ours, lr=0.0, rest=rest, rest_lr=0.01, rest_weight_decay=0.1)
     _, others = split_parameters(theirs, ("*head*",))
     if rest == "adamw":
         reference: torch.optim.Optimizer = torch.optim.AdamW(others, 0.01, (0.9, 0.95), weight_decay=0.1)
@@ -124,42 +125,44 @@ def test_the_rest_is_stepped_by_torchs_own(rest: str):
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=0, atol=0)
 
 
-def test_by_default_the_rest_is_one_group():
+def test_muon_has_one_group_of_matrices_and_one_of_other_parameters():
     assert [len(group["params"]) for group in Muon(make_net(), rest_weight_decay=0.5).param_groups] == [2, 6]
 
 
-def test_what_is_a_matrix():
+def test_hidden_weights_are_matrices_and_heads_embeddings_norms_and_biases_are_not():
     net = make_net()
     matrices, others = split_parameters(net, ("*head*",))
-    assert [id(one) for one in matrices] == [id(net[0].weight), id(net[4].weight)]
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    assert [names[matrix] for matrix in matrices] == ["0.weight", "4.weight"]
     assert len(others) == 6
     gpt = GPT(vocab_size=11, context=8, d_model=8, n_layers=1, n_heads=2)
     gpt.get_parameter("blocks.0.mlp.up.weight").requires_grad_(False)  # it may be unfrozen later
-    names = {id(one): name for name, one in gpt.named_parameters()}
+    names = {parameter: name for name, parameter in gpt.named_parameters()}
     matrices, others = split_parameters(gpt, ())  # the tied head is an embedding
-    assert {names[id(one)] for one in matrices} == {
+    assert {names[matrix] for matrix in matrices} == {
         f"blocks.0.{name}.weight" for name in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
     }
     assert len(matrices) + len(others) == len(names)
 
 
-def test_a_copy_and_a_reloaded_state_go_on_as_the_original():
+def test_copied_and_reloaded_optimizers_continue_like_the_original():
     net = make_net()
     optimizer = Muon(net)
     train(net, optimizer)
-    twin, twins = copy.deepcopy((net, optimizer))
-    fresh = make_net()
-    fresh.load_state_dict(net.state_dict())
-    reloaded = Muon(fresh, lr=0.5, rest_lr=0.5)
-    reloaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for one, its in ((net, optimizer), (twin, twins), (fresh, reloaded)):
-        train(one, its)
-    torch.testing.assert_close(weights(twin), weights(net), rtol=0, atol=0)
-    torch.testing.assert_close(weights(fresh), weights(net), rtol=0, atol=0)
+    copied_net, copied_optimizer = copy.deepcopy((net, optimizer))
+    reloaded_net = make_net()
+    reloaded_net.load_state_dict(net.state_dict())
+    reloaded_optimizer = Muon(reloaded_net, lr=0.5, rest_lr=0.5)
+    reloaded_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(net, optimizer)
+    train(copied_net, copied_optimizer)
+    train(reloaded_net, reloaded_optimizer)
+    torch.testing.assert_close(weights(copied_net), weights(net), rtol=0, atol=0)
+    torch.testing.assert_close(weights(reloaded_net), weights(net), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rest", ["adamw", "sgd"])
-def test_resume(rest: str, tmp_path: Path):
+def test_a_run_with_muon_resumes_bit_for_bit(rest: str, tmp_path: Path):
     optimizers = partial(Muon, lr=0.05, rest=rest, rest_lr=0.01)
     with make_trainer(tmp_path, optimizers=optimizers) as whole:
         whole.fit()
@@ -173,20 +176,15 @@ def test_resume(rest: str, tmp_path: Path):
 
 
 def test_schedules_multiply_both_rates(tmp_path: Path):
-    class Rates(Callback):
-        def __init__(self):
-            self.seen: list[Any] = []
-
-        def batch_end(self, state, logger):
-            self.seen.append(dict(monitor._rates))
-
-    rates, monitor = Rates(), LRMonitor()
-    with make_trainer(tmp_path, optimizers=partial(Muon, lr=0.2, rest_lr=0.01), callbacks=[monitor, rates]) as trainer:
+    memory = InMemoryLogger()
+    optimizers = partial(Muon, lr=0.2, rest_lr=0.01)
+    with make_trainer(tmp_path, optimizers=optimizers, callbacks=LRMonitor(), loggers=memory) as trainer:
         trainer.fit()
-    assert rates.seen[3] == pytest.approx({"lr-Muon/group0": 0.1, "lr-Muon/group1": 0.005})
+    rates = [memory.get_timeseries(f"lr-Muon/group{group}")[1][3] for group in (0, 1)]
+    assert rates == pytest.approx([0.1, 0.005])
 
 
-def test_parameters_without_a_gradient_stay(tmp_path: Path):
+def test_parameters_without_a_gradient_do_not_change():
     net = make_net()
     optimizer, before = Muon(net, weight_decay=1.0, rest_weight_decay=1.0), weights(net)
     optimizer.step()
@@ -206,12 +204,12 @@ def test_parameters_without_a_gradient_stay(tmp_path: Path):
         ({"exclude": ["*"]}, "leaves no matrix to Muon"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Muon(make_net(), **arguments)
 
 
-def test_sharded_weights_are_stepped_as_whole_ones(run_ranks):
+def test_sharded_weights_are_stepped_like_whole_ones(run_ranks):
     def program():
         import torch
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Parameter groups by rules, against groups that are written out by hand."""
+"""Parameter groups made by rules, compared with groups written by hand."""
 
 from __future__ import annotations
 
@@ -61,12 +61,18 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.T
 
 
 def groups_of(net: nn.Module, factory: Any, rules: Any) -> dict[str, dict[str, Any]]:
-    """The groups by name, with the names of their parameters."""
-    names = {id(one): name for name, one in net.named_parameters()}
+    """Return the groups by name, with names instead of parameters."""
+    names = {parameter: name for name, parameter in net.named_parameters()}
     (optimizer,) = make_optimizers(ParamGroups(factory, rules), net)
     return {
-        one["name"]: one | {"params": [names[id(each)] for each in one["params"]]} for one in optimizer.param_groups
+        group["name"]: group | {"params": [names[parameter] for parameter in group["params"]]}
+        for group in optimizer.param_groups
     }
+
+
+def rates_of(net: nn.Module, rules: Any) -> dict[str, float]:
+    """Return the learning rate of each parameter by name, with `SGD`."""
+    return {name: group["lr"] for group in groups_of(net, SGD, rules).values() for name in group["params"]}
 
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.3)
@@ -74,11 +80,11 @@ ADAMW = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.3)
 
 
 @pytest.mark.parametrize("factory", [SGD, ADAMW])
-def test_norms_and_biases_are_spared_as_in_groups_by_hand(factory: Any):
+def test_norms_and_biases_without_weight_decay_train_as_in_groups_written_by_hand(factory: Any):
     ours, theirs = make_net(), make_net()
     by_hand: list[dict[str, Any]] = [
-        {"params": [one for one in theirs.parameters() if one.ndim > 1]},
-        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
+        {"params": [parameter for parameter in theirs.parameters() if parameter.ndim > 1]},
+        {"params": [parameter for parameter in theirs.parameters() if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     expected = train(theirs, factory(by_hand))
     torch.testing.assert_close(train(ours, ParamGroups(factory, NO_DECAY)(ours)), expected, rtol=0, atol=0)
@@ -90,7 +96,7 @@ def test_all_rules_that_select_a_parameter_apply():
         "norms": {"modules": "LayerNorm", "momentum": 0.0, "lr": 0.4},
     }
     groups = groups_of(make_net(), SGD, rules)
-    assert {name: (one["lr"], one["weight_decay"], one["momentum"]) for name, one in groups.items()} == {
+    assert {name: (group["lr"], group["weight_decay"], group["momentum"]) for name, group in groups.items()} == {
         "default": (0.1, 0.3, 0.9),
         "backbone": (0.05, 0.3, 0.9),
         "no_decay": (0.1, 0.0, 0.9),
@@ -102,48 +108,48 @@ def test_all_rules_that_select_a_parameter_apply():
     assert groups["no_decay+norms"]["params"] == ["norm.weight", "norm.bias"]
 
 
-def test_rates_fall_from_layer_to_layer():
-    groups = groups_of(make_net(), SGD, {"layers": {"layer_decay": 0.5}})
-    rates = {name: group["lr"] for group in groups.values() for name in group["params"]}
+def test_layer_decay_lowers_the_rate_of_each_layer_below_the_head():
+    rates = rates_of(make_net(), {"layers": {"layer_decay": 0.5}})
     assert rates["head.weight"] == rates["norm.weight"] == 0.1
     assert [rates[f"blocks.{n}.linear.weight"] for n in (2, 1, 0)] == pytest.approx([0.05, 0.025, 0.0125])
     assert rates["embed.weight"] == pytest.approx(0.00625)
-    rule = {"layers": {"names": "inner.0.*", "layer_decay": 0.5}}  # a number that all names share is no layer
 
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(make_net(), nn.Linear(3, 3))
 
-    groups = groups_of(Wrapped(), SGD, rule)
-    rates = {name: group["lr"] for group in groups.values() for name in group["params"]}
+def test_layer_decay_does_not_count_a_number_that_all_names_share_as_a_layer():
+    net = nn.ModuleDict({"inner": nn.Sequential(make_net(), nn.Linear(3, 3))})
+    rates = rates_of(net, {"layers": {"names": "inner.0.*", "layer_decay": 0.5}})
     assert rates["inner.1.weight"] == 0.1
     assert rates["inner.0.embed.weight"] == pytest.approx(0.00625)
 
 
-def test_the_groups_of_muon_are_split_and_stepped_as_before():
-    expected, split = make_net(), make_net()
-    muon = partial(Muon, rest_weight_decay=0.5, weight_decay=0.5)
-    same = {"bottom": {"names": "blocks.0.*", "lr_scale": 1.0}}
-    plain = train(expected, muon(expected))
-    torch.testing.assert_close(train(split, ParamGroups(muon, same)(split)), plain, rtol=0, atol=0)
+MUON = partial(Muon, rest_weight_decay=0.5, weight_decay=0.5)
+
+
+def test_splitting_the_groups_of_muon_does_not_change_the_steps():
+    whole, split = make_net(), make_net()
+    unchanged = {"bottom": {"names": "blocks.0.*", "lr_scale": 1.0}}
+    expected = train(whole, MUON(whole))
+    torch.testing.assert_close(train(split, ParamGroups(MUON, unchanged)(split)), expected, rtol=0, atol=0)
+
+
+def test_rules_for_muon_select_among_matrices_and_other_parameters():
     net = make_net()
-    before = {name: one.detach().clone() for name, one in net.named_parameters()}
-    optimizer = ParamGroups(partial(muon, lr=0.0, rest_lr=0.01, rest="sgd"), NO_DECAY)(net)
-    for one in net.parameters():
-        one.grad = torch.zeros_like(one)
-    optimizer.step()
-    for name, one in net.named_parameters():
-        assert torch.equal(one, before[name]) == (one.ndim < 2 or name.startswith("blocks")), name
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    optimizer = ParamGroups(partial(MUON, lr=0.0, rest_lr=0.01, rest="sgd"), NO_DECAY)(net)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # zero gradients leave only weight decay, which lr=0 disables for matrices
+    for name, parameter in net.named_parameters():
+        assert torch.equal(parameter, before[name]) == (parameter.ndim < 2 or name.startswith("blocks")), name
 
 
-def test_muons_groups_survive_saving():
-    net, again = make_net(), make_net()
-    first, second = (ParamGroups(Muon, NO_DECAY)(one) for one in (net, again))
-    train(net, first)
-    again.load_state_dict(net.state_dict())
-    second.load_state_dict(copy.deepcopy(first.state_dict()))  # torch shares the tensors
-    torch.testing.assert_close(train(again, second), train(net, first), rtol=0, atol=0)
+def test_the_groups_of_muon_can_be_saved_and_loaded():
+    net, loaded_net = make_net(), make_net()
+    optimizer, loaded_optimizer = ParamGroups(Muon, NO_DECAY)(net), ParamGroups(Muon, NO_DECAY)(loaded_net)
+    train(net, optimizer)
+    loaded_net.load_state_dict(net.state_dict())
+    loaded_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share the tensors
+    torch.testing.assert_close(train(loaded_net, loaded_optimizer), train(net, optimizer), rtol=0, atol=0)
 
 
 def test_schedules_multiply_the_rate_of_each_group():
@@ -155,14 +161,14 @@ def test_schedules_multiply_the_rate_of_each_group():
     assert [group["lr"] for group in optimizers[0].param_groups] == pytest.approx([0.05, 0.5])
 
 
-def test_a_weight_that_is_tied_has_all_its_names():
+def test_a_tied_weight_is_selected_by_any_of_the_names():
     net = make_net()
     net.tied = nn.Linear(4, 5, bias=False).double()
     net.tied.weight = net.embed.weight
     assert groups_of(net, SGD, {"x": {"names": "tied.*", "lr": 1.0}})["x"]["params"] == ["embed.weight"]
 
 
-def test_a_later_pattern_wins_and_an_exclamation_mark_excludes():
+def test_the_last_matching_pattern_counts_and_an_exclamation_mark_excludes():
     net = make_net()
     rule = {"names": ["*", "!blocks.*", "blocks.2.*"], "lr_scale": 0.1}
     groups = groups_of(net, SGD, {"x": rule})
@@ -219,22 +225,22 @@ def test_a_later_pattern_wins_and_an_exclamation_mark_excludes():
         ({"a": {"nesterov": 1}}, TypeError, "param_groups.a.nesterov=1: must be of the same kind as False"),
     ],
 )
-def test_a_wrong_rule_is_named(rules: Any, error: type[Exception], message: str):
+def test_wrong_rules_are_named_in_the_error(rules: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=re.escape(message)):
         ParamGroups(SGD, rules)(make_net())
 
 
-def test_rules_also_select_what_is_frozen():
+def test_rules_also_select_frozen_parameters():
     net = make_net()
-    for one in net.parameters():
-        one.requires_grad_(one.ndim > 1)  # as with LoRA, where norms and biases are frozen
+    for parameter in net.parameters():
+        parameter.requires_grad_(parameter.ndim > 1)  # as with LoRA, which freezes norms and biases
     groups = {group["name"]: group["params"] for group in ParamGroups(SGD, NO_DECAY)(net).param_groups}
-    assert groups["no_decay"] and not any(one.requires_grad for one in groups["no_decay"])
+    assert groups["no_decay"] and not any(parameter.requires_grad for parameter in groups["no_decay"])
     with pytest.raises(ValueError, match="every parameter has a learning rate of 0"):
         ParamGroups(SGD, {"a": {"max_ndim": 1, "weight_decay": 0.0}, "b": {"names": "*.weight", "lr": 0.0}})(net)
 
 
-def test_other_groups_are_refused_on_resume():
+def test_a_resumed_run_with_other_parameter_groups_is_refused():
     net = make_net()
     saved = ParamGroups(SGD, NO_DECAY)(net).state_dict()
     check_groups(ParamGroups(SGD, NO_DECAY)(net), saved)

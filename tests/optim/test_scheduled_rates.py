@@ -1,4 +1,4 @@
-"""Learning rates as schedules set them."""
+"""Schedules set the learning rates of an optimizer's parameter groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sgd(*rates: float | torch.Tensor) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, foreach=False)
 
 
-def test_rates_multiply_the_base_rates_of_all_groups() -> None:
+def test_schedules_multiply_the_base_rates_of_all_groups() -> None:
     optimizer = sgd(0.4, 0.1)
     rates = ScheduledRates(optimizer, [linear(), constant(0.5)])
     assert [group["lr"] for group in optimizer.param_groups] == [0.4, 0.1]
@@ -27,19 +27,17 @@ def test_rates_multiply_the_base_rates_of_all_groups() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.025, 0.2])
 
 
-def test_rates_follow_a_longer_training() -> None:
+def test_rates_adapt_when_the_length_of_training_changes() -> None:
     optimizer = sgd(1.0)
     rates = ScheduledRates(optimizer, [linear()])
-    found = []
-    for max_duration, batches in ((Time(2, "ep"), 10), (Time(4, "ep"), 10), (Time(4, "ep"), 5)):
+    for max_duration, batches, rate in ((Time(2, "ep"), 10, 0.5), (Time(4, "ep"), 10, 0.75), (Time(4, "ep"), 5, 0.75)):
         rates.step(Progress(Timestamp(epoch=1, batch=10), max_duration, batches))
-        found.append(optimizer.param_groups[0]["lr"])
-    assert found == [0.5, 0.75, 0.75]
+        assert optimizer.param_groups[0]["lr"] == rate
     rates.step(Progress(Timestamp(batch=5, batch_in_epoch=5), Time(2, "ep"), 10))
     assert optimizer.param_groups[0]["lr"] == 0.75
 
 
-def test_tensor_rates_are_filled_in_place() -> None:
+def test_tensor_rates_are_changed_in_place() -> None:
     rate = torch.tensor(0.5, dtype=torch.float64)
     optimizer = sgd(rate)
     rates = ScheduledRates(optimizer, [linear()])
@@ -59,7 +57,7 @@ def test_rates_without_schedules_leave_the_optimizer_alone() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
-def test_rates_resume_from_their_state() -> None:
+def test_base_rates_are_saved_and_loaded() -> None:
     progress = Progress(Timestamp(batch=1), Time(4, "ba"))
     first = ScheduledRates(sgd(0.4, 0.1), [cosine_annealing()])
     first.step(progress)
@@ -67,12 +65,12 @@ def test_rates_resume_from_their_state() -> None:
     second = ScheduledRates(optimizer, [cosine_annealing()])
     second.load_state_dict(first.state_dict())
     second.step(progress)
-    assert [g["lr"] for g in optimizer.param_groups] == [g["lr"] for g in first.optimizer.param_groups]
+    assert [group["lr"] for group in optimizer.param_groups] == [group["lr"] for group in first.optimizer.param_groups]
     with pytest.raises(ValueError, match=r"base_rates=\[0.4, 0.1\]"):
         ScheduledRates(sgd(0.4), []).load_state_dict(first.state_dict())
 
 
-def test_an_optimizers_own_state_keeps_the_base_rate() -> None:
+def test_the_state_of_an_optimizer_contains_the_base_rate() -> None:
     first = sgd(0.4)
     ScheduledRates(first, [linear()]).step(Progress(Timestamp(batch=3), Time(4, "ba")))
     second = sgd(0.9)

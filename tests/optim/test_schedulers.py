@@ -1,4 +1,4 @@
-"""Schedules against their formulas, written out again here, and against torch's own schedulers."""
+"""Schedules, compared with their formulas, which are written again here, and with torch's schedulers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOTAL = EPOCHS * BATCHES
 
 
 def positions(epochs: int = EPOCHS) -> Iterator[Timestamp]:
-    """The position before each batch, and the one after the last epoch."""
+    """Yield the time before each batch, and the time after the last epoch."""
     now = Timestamp()
     for _ in range(epochs):
         for _ in range(BATCHES):
@@ -47,11 +47,11 @@ def positions(epochs: int = EPOCHS) -> Iterator[Timestamp]:
 
 
 def values(schedule: Schedule, max_duration: str = f"{EPOCHS}ep", epochs: int = EPOCHS) -> list[float]:
-    """The multiplier of each batch, and the one after the last epoch."""
+    """Return the multiplier of each batch, and the one after the last epoch."""
     return [schedule(Progress(now, Time.parse(max_duration), BATCHES)) for now in positions(epochs)]
 
 
-# The whole run, a length of n batches and max_duration, in each unit.
+# In each unit: a length of n batches, and max_duration.
 UNITS: dict[str, tuple[Callable[[int], str], str]] = {
     "ba": (lambda n: f"{n}ba", f"{TOTAL}ba"),
     "sp": (lambda n: f"{n * SAMPLES}sp", f"{TOTAL * SAMPLES}sp"),
@@ -66,10 +66,12 @@ UNITS: dict[str, tuple[Callable[[int], str], str]] = {
 
 
 def fraction(n: int, warmup: int, end: int = TOTAL) -> float:
+    """Return how much of the time from the end of warm-up to `end` has passed at batch n."""
     return min(1.0, (n - warmup) / (end - warmup))
 
 
 def restarts(n: int, t_0: int, t_mult: int) -> float:
+    """Return how much of the current period has passed at batch n."""
     while n >= t_0:
         n, t_0 = n - t_0, t_0 * t_mult
     return n / t_0
@@ -81,7 +83,8 @@ def half_cosine(x: float, alpha_f: float) -> float:
 
 Case = tuple[Callable[[Callable[[int], str], str], Schedule], Callable[[int, int], float]]
 
-# How each is made, given a length of n batches and the warm-up, and its value at batch n after w batches of warm-up.
+# How to make the schedule from a function of lengths and the warm-up, and the multiplier at batch n, given w batches of
+# warm-up.
 CASES: dict[str, Case] = {
     "constant": (lambda t, w: constant(0.5, t_warmup=w), lambda n, w: 0.5),
     "step": (lambda t, w: step(t(10), 0.5, t_warmup=w), lambda n, w: 0.5 ** (n // 10)),
@@ -106,7 +109,7 @@ CASES: dict[str, Case] = {
         lambda t, w: cosine_annealing_warm_restarts(t(10), t_warmup=w),
         lambda n, w: half_cosine(restarts(n - w, 10, 1), 0.0),
     ),
-    "warm_restarts, longer and longer": (
+    "warm_restarts with growing periods": (
         lambda t, w: cosine_annealing_warm_restarts(t(10), t_mult=2, alpha_f=0.2, t_warmup=w),
         lambda n, w: half_cosine(restarts(n - w, 10, 2), 0.2),
     ),
@@ -125,21 +128,21 @@ FIRST = {"constant": 0.5, "linear": 0.8}
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("warmup", [0, 10])
 @pytest.mark.parametrize("name", CASES)
-def test_formulas_at_every_batch_in_every_unit(name: str, warmup: int, unit: str) -> None:
+def test_schedules_equal_their_formulas_at_every_batch_in_every_unit(name: str, warmup: int, unit: str) -> None:
     (make, formula), (length, max_duration) = CASES[name], UNITS[unit]
     expected = [FIRST.get(name, 1.0) * n / warmup if n < warmup else formula(n, warmup) for n in range(TOTAL + 1)]
     schedule = make(length, length(warmup))
     assert values(schedule, max_duration) == pytest.approx(expected, abs=1e-12)
 
 
-def test_warmup_and_length_in_different_units() -> None:
+def test_warmup_and_length_may_have_different_units() -> None:
     expected = [n / 4 if n < 4 else 1 - (n - 4) / 36 for n in range(TOTAL + 1)]
     assert values(linear(t_warmup="4ba")) == pytest.approx(expected)
     assert values(linear(t_warmup="0.1dur")) == pytest.approx(expected)
     assert values(linear(t_warmup="4ba", t_max="4ep"), "9ep") == pytest.approx(expected)
 
 
-def test_the_final_value_stays() -> None:
+def test_schedules_keep_the_final_value_after_t_max() -> None:
     for schedule, final in (
         (linear(alpha_f=0.3, t_max="1ep"), 0.3),
         (cosine_annealing(0.3, t_max="1ep"), 0.3),
@@ -151,23 +154,23 @@ def test_the_final_value_stays() -> None:
     assert values(cosine_annealing(0.3, t_warmup="1ep", t_max="1ep"))[BATCHES] == 0.3
 
 
-def test_epochs_are_whole_where_their_batches_are_unknown() -> None:
-    found = [linear()(Progress(now, Time(4, "ep"))) for now in positions()]
-    assert found == [1 - (n // BATCHES) / 4 for n in range(TOTAL + 1)]
+def test_schedules_change_between_epochs_only_if_their_length_is_unknown() -> None:
+    multipliers = [linear()(Progress(now, Time(4, "ep"))) for now in positions()]
+    assert multipliers == [1 - (n // BATCHES) / 4 for n in range(TOTAL + 1)]
 
 
 def test_steps_fall_on_exact_batches() -> None:
-    # 0.7 * 10 is above 7 and 4.8 / 1.6 below 3 in floats: a step would come a batch late.
+    # Fractions like 0.7 are not exact as floats. A rounding error would make a step a batch late.
     ten = [multi_step(["0.7dur"], 0.5)(Progress(Timestamp(epoch=n), Time(10, "ep"))) for n in range(11)]
     assert ten == [1.0] * 7 + [0.5] * 4
     sixteen = [step("0.1dur", 0.5)(Progress(Timestamp(batch=n), Time(16, "ba"))) for n in range(17)]
     assert sixteen == [0.5 ** (n * 10 // 16) for n in range(17)]
     for period in range(1, 40):
-        found = values(step(f"{period / TOTAL}dur", 0.5))
-        assert found == [0.5 ** (n // period) for n in range(TOTAL + 1)]
+        multipliers = values(step(f"{period / TOTAL}dur", 0.5))
+        assert multipliers == [0.5 ** (n // period) for n in range(TOTAL + 1)]
 
 
-def test_schedules_never_go_negative() -> None:
+def test_schedules_are_never_negative() -> None:
     for make, _ in CASES.values():
         assert min(values(make(lambda n: f"{n}ba", "3ba"), epochs=9)) >= 0
 
@@ -198,30 +201,30 @@ def test_schedules_never_go_negative() -> None:
         ),
     ],
 )
-def test_rates_equal_torchs(ours: Schedule, theirs: Callable[[Any], Any], per: str) -> None:
-    mine, reference = sgd(0.3), sgd(0.3)
-    rates, torchs = ScheduledRates(mine, [ours]), theirs(reference)
+def test_rates_equal_those_of_torchs_schedulers(ours: Schedule, theirs: Callable[[Any], Any], per: str) -> None:
+    optimizer, reference = sgd(0.3), sgd(0.3)
+    rates, scheduler = ScheduledRates(optimizer, [ours]), theirs(reference)
     previous = Timestamp()
     for now in list(positions())[:-1]:
         if (per == "ba" and now.batch) or now.epoch > previous.epoch:
             reference.step()
-            torchs.step()
+            scheduler.step()
         rates.step(Progress(now, Time(EPOCHS, "ep"), BATCHES))
-        assert mine.param_groups[0]["lr"] == pytest.approx(reference.param_groups[0]["lr"], rel=1e-9, abs=1e-12), now
+        rate = reference.param_groups[0]["lr"]
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate, rel=1e-9, abs=1e-12), now
         previous = now
 
 
-def sgd(*rates: float | torch.Tensor) -> torch.optim.Optimizer:
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
-    return torch.optim.SGD(groups, foreach=False)
+def sgd(rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
 
 
-def test_scaled_lengths() -> None:
-    def same(one: Schedule, other: Schedule, batches: int | None = 7) -> bool:
-        epochs = [(Timestamp(epoch=n // 7, batch=n, batch_in_epoch=n % 7)) for n in range(70)]
-        return [one.bind(Time(10, "ep"), batches)(t) for t in epochs] == [
-            other.bind(Time(10, "ep"), batches)(t) for t in epochs
-        ]
+def test_scaled_multiplies_absolute_lengths_and_warmup_only_on_request() -> None:
+    def same(*schedules: Schedule) -> bool:
+        """Return whether two schedules are equal at each of 7 batches in 10 epochs."""
+        times = [Timestamp(epoch=n // 7, batch=n, batch_in_epoch=n % 7) for n in range(70)]
+        ours, expected = ([*map(schedule.bind(Time(10, "ep"), 7), times)] for schedule in schedules)
+        return ours == expected
 
     assert same(linear(t_max="10ep", t_warmup="4ba").scaled(0.5), linear(t_max="5ep", t_warmup="4ba"))
     assert same(linear(t_max="10ep", t_warmup="4ba").scaled(0.5, True), linear(t_max="5ep", t_warmup="2ba"))
@@ -239,7 +242,7 @@ def test_scaled_lengths() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_scaled_milestones_fall_where_hand_arithmetic_says(seed: int) -> None:
+def test_scaled_milestones_are_reached_at_the_exact_batch(seed: int) -> None:
     rng = random.Random(seed)
     batches, ratio = rng.choice([5, 6, 31]), rng.choice(["0.1", "0.5", "0.75", "1.3"])
     milestones = {"ep": rng.sample(range(1, 9), 3), "ba": rng.sample(range(1, 200), 3)}
@@ -275,7 +278,7 @@ def test_scaled_milestones_fall_where_hand_arithmetic_says(seed: int) -> None:
         (lambda: warmup_stable_decay("0dur"), "t_decay='0dur'"),
     ],
 )
-def test_bad_arguments(make: Callable[[], Schedule], message: str) -> None:
+def test_wrong_values_are_refused(make: Callable[[], Schedule], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -290,7 +293,7 @@ def test_bad_arguments(make: Callable[[], Schedule], message: str) -> None:
         lambda: linear(t_max=None),  # type: ignore[arg-type]
     ],
 )
-def test_arguments_of_other_types(make: Callable[[], Schedule]) -> None:
+def test_arguments_of_wrong_types_are_refused(make: Callable[[], Schedule]) -> None:
     with pytest.raises(TypeError, match=r"\w+=.* must be|\w+=.* is not a time"):
         make()
 
@@ -309,7 +312,7 @@ def test_arguments_of_other_types(make: Callable[[], Schedule]) -> None:
         (multi_step(["1ep", "100sp"]), "'100sp' cannot be expressed in 'ep'"),
     ],
 )
-def test_what_does_not_fit_the_length_of_training(schedule: Schedule, message: str) -> None:
+def test_times_that_do_not_fit_the_length_of_training_are_refused(schedule: Schedule, message: str) -> None:
     max_duration = Time(EPOCHS, "ep")
     with pytest.raises(ValueError, match=message):
         schedule.bind(max_duration, BATCHES)
@@ -319,13 +322,13 @@ def test_what_does_not_fit_the_length_of_training(schedule: Schedule, message: s
         ScheduledRates(sgd(0.1), [schedule]).step(Progress(Timestamp(), max_duration, BATCHES))
 
 
-def test_times_that_just_fit() -> None:
-    # 0.6 + 0.4 and 0.7 * 10 are not what they should be in floats.
+def test_times_that_exactly_fit_are_accepted() -> None:
+    # Fractions like 0.6 are not exact as floats. A rounding error would make the times too long.
     assert values(warmup_stable_decay("0.4dur", t_warmup="0.6dur"))[24] == 1.0
     assert values(linear(t_warmup="0.7dur", t_max="7ep"), "10ep")[0] == 0.0
 
 
-def test_schedules_are_values() -> None:
+def test_equal_schedules_compare_equal_and_can_be_pickled_and_evaluated() -> None:
     for make, _ in CASES.values():
         schedule = make(lambda n: f"{n}ba", "2ba")
         assert schedule == make(lambda n: f"{n}ba", "2ba")
@@ -345,11 +348,7 @@ PUBLIC = {
 
 
 def test_every_schedule_has_a_config_with_all_its_arguments() -> None:
-    assert {path.stem for path in CONF.glob("*.yaml")} == {
-        *PUBLIC,
-        "none",
-        "reduce_on_plateau",
-    }  # which is an algorithm
+    assert {path.stem for path in CONF.glob("*.yaml")} == {*PUBLIC, "none", "reduce_on_plateau"}
     assert yaml.safe_load((CONF / "none.yaml").read_text()) == {}
     for name, schedule in PUBLIC.items():
         config = yaml.safe_load((CONF / f"{name}.yaml").read_text())
@@ -358,7 +357,7 @@ def test_every_schedule_has_a_config_with_all_its_arguments() -> None:
         assert all(0 <= value <= 1 for value in values(schedule(**config)))
 
 
-def test_configs_instantiate() -> None:
+def test_configs_instantiate_their_schedules() -> None:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 

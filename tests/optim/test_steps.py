@@ -1,4 +1,4 @@
-"""Who steps the optimizers: the run, the scaler of amp_fp16, or a model that says that it does."""
+"""Optimizer steps by the run, with the loss scaling of amp_fp16, or by a model with manual optimization."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_data() -> tuple[Tensor, Tensor]:
 
 
 class GAN(Model):
-    """Steps the discriminator twice a batch, then the generator, as GANs are written by hand."""
+    """Steps the discriminator twice per batch, then the generator."""
 
     manual_optimization = True
 
@@ -39,19 +39,19 @@ class GAN(Model):
 
     def steps(self, batch, optimizers, scale=1.0, discriminations=2) -> Any:
         noise, real = batch
-        to_generate, to_discriminate = optimizers
-        judged = torch.zeros(())
+        generator_optimizer, discriminator_optimizer = optimizers
+        discriminator_loss = torch.zeros(())
         for _ in range(discriminations):
-            to_discriminate.zero_grad()
+            discriminator_optimizer.zero_grad()
             fake = self.generator(noise).detach()
-            judged = (softplus(-self.discriminator(real)) + softplus(self.discriminator(fake))).mean()
-            (judged * scale).backward()
-            to_discriminate.step()
-        to_generate.zero_grad()
-        fooled = softplus(-self.discriminator(self.generator(noise))).mean()
-        (fooled * scale).backward()
-        to_generate.step()
-        return {"discriminator": judged, "generator": fooled}
+            discriminator_loss = (softplus(-self.discriminator(real)) + softplus(self.discriminator(fake))).mean()
+            (discriminator_loss * scale).backward()
+            discriminator_optimizer.step()
+        generator_optimizer.zero_grad()
+        generator_loss = softplus(-self.discriminator(self.generator(noise))).mean()
+        (generator_loss * scale).backward()
+        generator_optimizer.step()
+        return {"discriminator": discriminator_loss, "generator": generator_loss}
 
 
 def adam(rate: float) -> Any:
@@ -59,18 +59,18 @@ def adam(rate: float) -> Any:
 
 
 def make_trainer(model: Model, *callbacks: Callback, **arguments: Any) -> Trainer:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "train_dataloader": TensorLoader(*make_data(), batch_size=8, shuffle=True),
         "optimizers": {"generator": adam(0.02), "discriminator": adam(0.01)},
         "max_duration": "2ep",
         "device": "cpu",
     }
-    return Trainer(model=model, callbacks=callbacks, **(given | arguments))
+    return Trainer(model=model, callbacks=callbacks, **(defaults | arguments))
 
 
-def make(kind: type[Model] = GAN) -> Model:
+def make(model_class: type[Model] = GAN) -> Model:
     torch.manual_seed(0)
-    return kind()
+    return model_class()
 
 
 def train(model: Model, *callbacks: Callback, **arguments: Any) -> Trainer:
@@ -80,69 +80,75 @@ def train(model: Model, *callbacks: Callback, **arguments: Any) -> Trainer:
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
-    return [one.detach() for one in trainer.state.unwrapped_model.parameters()]
+    return [parameter.detach() for parameter in trainer.state.unwrapped_model.parameters()]
 
 
-class Dry(GAN):
-    """Without dropout, whose randomness is the run's own."""
+def step_counts(trainer: Trainer) -> list[set[int]]:
+    """Return for each optimizer the numbers of steps of the parameters."""
+    return [{int(state["step"]) for state in optimizer.state.values()} for optimizer in trainer.state.optimizers]
+
+
+class WithoutDropout(GAN):
+    """Draws no random numbers, because those of a run differ from those of a hand-written loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self.generator = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
 
 
-def test_a_model_that_steps_its_optimizers_is_the_loop_that_one_writes_by_hand():
-    trainer = train(make(Dry))
-    model: Any = make(Dry)
+def test_manual_optimization_equals_a_hand_written_loop():
+    trainer = train(make(WithoutDropout))
+    model: Any = make(WithoutDropout)
     optimizers = [adam(0.02)(model.generator.parameters()), adam(0.01)(model.discriminator.parameters())]
-    for batch in [*(loader := TensorLoader(*make_data(), batch_size=8, shuffle=True)), *loader]:
+    loader = TensorLoader(*make_data(), batch_size=8, shuffle=True)
+    for batch in [*loader, *loader]:
         model.steps(batch, optimizers)
     torch.testing.assert_close(weights(trainer), [*model.parameters()], rtol=0, atol=0)
     assert trainer.state.timestamp == "10ba"
-    steps = [{int(one["step"]) for one in optimizer.state.values()} for optimizer in trainer.state.optimizers]
-    assert steps == [{10}, {20}]
-    assert all("step" not in vars(optimizer) for optimizer in trainer.state.optimizers), "they are left as they were"
+    assert step_counts(trainer) == [{10}, {20}]
+    assert all("step" not in vars(optimizer) for optimizer in trainer.state.optimizers), "step() is still wrapped"
 
 
-class Cut(Callback):
+class SaveThirdBatch(Callback):
     """Saves a checkpoint after the third batch."""
 
     def batch_checkpoint(self, state, logger):
         if state.timestamp.batch == 3:
-            save_checkpoint(state, state.run_dir / "cut")
+            save_checkpoint(state, state.run_dir / "saved")
 
 
-@pytest.mark.parametrize("arguments", [{}, {"precision": "amp_fp16"}], ids=str)
-def test_it_is_resumed_to_the_bit(tmp_path: Path, arguments: dict[str, Any]):
-    kind = GAN if not arguments else Once
-    whole = train(make(kind), Cut(), run_dir=tmp_path, **arguments)
-    again = train(make(kind), resume_path=tmp_path / "cut", run_dir=tmp_path, **arguments)
-    torch.testing.assert_close(weights(again), weights(whole), rtol=0, atol=0)
+@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
+def test_manual_optimization_resumes_bit_for_bit(tmp_path: Path, precision: str):
+    model_class = GAN if precision == "fp32" else Once
+    whole = train(make(model_class), SaveThirdBatch(), run_dir=tmp_path, precision=precision)
+    resumed = train(make(model_class), resume_path=tmp_path / "saved", run_dir=tmp_path, precision=precision)
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
 
 
 class Once(GAN):
-    """Steps each optimizer once a batch."""
+    """Steps each optimizer once per batch."""
 
     def steps(self, batch, optimizers, scale=1.0, discriminations=1) -> Any:
         return super().steps(batch, optimizers, scale, discriminations)
 
 
-def test_half_precision_scales_its_losses_and_leaves_out_a_step_that_overflowed():
+def test_half_precision_skips_a_step_that_overflows_and_halves_the_scale():
     class Overflows(Once):
         def training_step(self, state):
-            spoiled = 1e30 if state.timestamp.batch == 4 else 1.0
-            return self.steps(state.microbatch, state.optimizers, state.loss_scale * spoiled)
+            factor = 1e30 if state.timestamp.batch == 4 else 1.0
+            return self.steps(state.microbatch, state.optimizers, state.loss_scale * factor)
 
-    def run(kind: type[Model]) -> tuple[Trainer, int, float]:
-        trainer = train(make(kind), precision="amp_fp16")
-        (steps,) = {int(one["step"]) for optimizer in trainer.state.optimizers for one in optimizer.state.values()}
+    def run(model_class: type[Model]) -> tuple[Trainer, int, float]:
+        """Return the trainer, the number of steps, and the loss scale."""
+        trainer = train(make(model_class), precision="amp_fp16")
+        (steps,) = set.union(*step_counts(trainer))
         assert trainer.state.scaler is not None
         return trainer, steps, trainer.state.scaler.get_scale()
 
-    half, steps, scale = run(Once)
+    trainer, steps, scale = run(Once)
     assert run(Overflows)[1:] == (steps - 1, scale / 2)
-    moved = [abs(one - before).max() for one, before in zip(weights(half), make(Once).parameters(), strict=True)]
-    assert max(moved) < 0.02 * 10 * 1.1, "Adam's steps are at most of the size of the rate"
+    changes = [abs(end - start).max() for end, start in zip(weights(trainer), make(Once).parameters(), strict=True)]
+    assert max(changes) < 0.02 * 10 * 1.1, "a step of Adam is about as large as the learning rate"
 
 
 def test_a_second_step_in_half_precision_is_refused():
@@ -150,14 +156,14 @@ def test_a_second_step_in_half_precision_is_refused():
         train(make(), precision="amp_fp16")
 
 
-class Undecided(GAN):
-    """Steps, and does not say so."""
+class Undeclared(GAN):
+    """Steps its optimizers without `manual_optimization`."""
 
     manual_optimization = False
 
 
 class Idle(Once):
-    """Says that it steps, and does not."""
+    """Has `manual_optimization`, but does not step."""
 
     def steps(self, batch, optimizers, scale=1.0, discriminations=1):
         loss = self.generator(batch[0]).mean()
@@ -171,29 +177,26 @@ class Closure(Once):
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "error", "message"),
+    ("model_class", "arguments", "error", "message"),
     [
-        (Undecided, {}, RuntimeError, "Undecided.training_step stepped Adam, which the run steps after it: set manual"),
+        (Undeclared, {}, RuntimeError, "Undeclared.training_step stepped Adam, which the run steps after it: set man"),
         (Idle, {}, RuntimeError, "Idle.training_step stepped no optimizer, with manual_optimization=True: call step()"),
-        (
-            Closure,
-            {"precision": "amp_fp16"},
-            TypeError,
-            "Closure.training_step: Adam.step() takes a closure on",
-        ),
+        (Closure, {"precision": "amp_fp16"}, TypeError, "Closure.training_step: Adam.step() takes a closure on"),
         (GAN, {"grad_accum": 2}, ValueError, "grad_accum: GAN has manual_optimization"),
         (GAN, {"microbatch_size": 2}, ValueError, "microbatch_size: GAN has manual_optimization"),
         (GAN, {"microbatch_size": "auto"}, ValueError, "microbatch_size: GAN has manual_optimization"),
         (GAN, {"algorithms": GradientClipping("norm", 1.0)}, ValueError, "GradientClipping acts on gradients before"),
     ],
 )
-def test_what_is_in_between_is_refused(kind: type[Model], arguments: dict[str, Any], error: Any, message: str):
+def test_options_that_contradict_manual_optimization_are_refused(
+    model_class: type[Model], arguments: dict[str, Any], error: Any, message: str
+):
     with pytest.raises(error, match=re.escape(message)):
-        train(make(kind), **arguments)
+        train(make(model_class), **arguments)
 
 
 def test_manual_optimization_needs_a_training_step():
-    class Lacks(Model):
+    class Incomplete(Model):
         manual_optimization = True
 
         def forward(self, batch):
@@ -202,12 +205,12 @@ def test_manual_optimization_needs_a_training_step():
         def loss(self, outputs, batch):
             return outputs.sum()
 
-    with pytest.raises(TypeError, match="Lacks has manual_optimization=True: define training_step"):
-        Lacks()
+    with pytest.raises(TypeError, match="Incomplete has manual_optimization=True: define training_step"):
+        Incomplete()
 
 
 class Alternates(GAN):
-    """Trains one network in even batches and the other in odd ones, and leaves the steps to the run."""
+    """Trains the discriminator in even batches and the generator in odd ones; the run steps the optimizers."""
 
     manual_optimization = False
 
@@ -217,21 +220,20 @@ class Alternates(GAN):
             loss = softplus(-self.discriminator(self.generator(noise))).mean()
             parameters = self.generator.parameters()
         else:
-            judged = self.discriminator(self.generator(noise).detach())
-            loss = (softplus(-self.discriminator(real)) + softplus(judged)).mean()
+            fake = self.generator(noise).detach()
+            loss = (softplus(-self.discriminator(real)) + softplus(self.discriminator(fake))).mean()
             parameters = self.discriminator.parameters()
         (loss * state.loss_scale).backward(inputs=[*parameters])
         return loss
 
 
-@pytest.mark.parametrize(("precision", "discriminator"), [("fp32", 5), ("amp_fp16", 4)])  # the first scale is too large
-def test_an_optimizer_without_gradients_does_not_step(precision: str, discriminator: int):
-    trainer = train(make(Alternates), precision=precision)
-    steps = [{int(one["step"]) for one in optimizer.state.values()} for optimizer in trainer.state.optimizers]
-    assert steps == [{5}, {discriminator}]
+# With amp_fp16 the initial loss scale is too large, so the first step is skipped.
+@pytest.mark.parametrize(("precision", "discriminator_steps"), [("fp32", 5), ("amp_fp16", 4)])
+def test_an_optimizer_without_gradients_does_not_step(precision: str, discriminator_steps: int):
+    assert step_counts(train(make(Alternates), precision=precision)) == [{5}, {discriminator_steps}]
 
 
-def test_a_scheduler_of_torch_waits_where_half_precision_leaves_a_step_out():
+def test_torchs_scheduler_does_not_step_after_half_precision_skips_a_step():
     class Overflows(Alternates):
         def training_step(self, state):
             state.loss_scale = state.loss_scale * (1e30 if state.timestamp.batch == 3 else 1.0)
@@ -244,4 +246,5 @@ def test_a_scheduler_of_torch_waits_where_half_precision_leaves_a_step_out():
         make(Overflows), precision="amp_fp16", schedulers=halve, step_schedulers_every_batch=True, max_duration="6ba"
     )
     rates = [optimizer.param_groups[0]["lr"] for optimizer in trainer.state.optimizers]
-    assert rates == [0.02 * 0.5**2, 0.01 * 0.5**2]  # of three steps each; the discriminator's first overflows
+    # Each optimizer has gradients in three batches, of which one overflows.
+    assert rates == [0.02 * 0.5**2, 0.01 * 0.5**2]

@@ -1,3 +1,5 @@
+"""Bits per token, compared with arithmetic in plain Python."""
+
 import math
 
 import pytest
@@ -6,7 +8,7 @@ import torch
 from runner.models.bits_per_token import BitsPerToken
 
 
-def test_a_uniform_model_over_the_bytes_has_eight_bits_per_byte():
+def test_uniform_logits_over_bytes_have_eight_bits_per_byte():
     metric = BitsPerToken()
     metric.update(torch.zeros(2, 5, 256), torch.randint(256, (2, 5)))
     torch.testing.assert_close(metric.compute(), torch.tensor(8.0))
@@ -30,17 +32,16 @@ def test_the_mean_is_over_valid_tokens_and_not_over_batches():
     assert metric.tokens == count == 21
 
 
-def test_half_precision_logits_are_summed_in_single_precision():
+def test_bits_of_bfloat16_logits_are_summed_in_float32():
     logits = torch.zeros(1, 4096, 256, dtype=torch.bfloat16)
     metric = BitsPerToken()
     metric.update(logits, torch.zeros(1, 4096, dtype=torch.int64))
     assert metric.compute().item() == pytest.approx(8.0, rel=1e-5)
 
 
-def test_it_is_empty_again_after_a_reset():
+def test_reset_clears_tokens_and_bits():
     metric = BitsPerToken(ignore_index=0)
     metric.update(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 2]]))
     assert metric.tokens == 2
     metric.reset()
-    assert metric.tokens == 0
-    assert metric.bits == 0
+    assert metric.tokens == metric.bits == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -29,15 +30,15 @@ TRUTH = (draw(8, 3, seed=1) > 0).long()
 
 
 def loss_by_parts(model: Any, logits: Tensor, labels: Tensor, size: int) -> Tensor:
-    """The loss of a batch in microbatches, each weighted as in training."""
+    """Return the loss of a batch in microbatches, weighted as in training."""
     parts = [*zip(logits.split(size), labels.split(size), strict=True)]
-    shares = fractions(model, parts)
-    return sum(share * model.loss(part[0], part) for share, part in zip(shares, parts, strict=True))  # type: ignore[return-value]
+    weights = fractions(model, parts)
+    return sum(weight * model.loss(part[0], part) for weight, part in zip(weights, parts, strict=True))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_cross_entropy_in_microbatches_is_that_of_torch_on_the_whole_batch(weights: Any, smoothing: float):
+def test_cross_entropy_in_microbatches_equals_torchs_on_the_whole_batch(weights: Any, smoothing: float):
     model = ClassificationModel(nn.Identity(), 3, class_weights=weights, label_smoothing=smoothing).double()
     weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
     expected = F.cross_entropy(LOGITS, LABELS, weight, label_smoothing=smoothing)
@@ -45,7 +46,7 @@ def test_cross_entropy_in_microbatches_is_that_of_torch_on_the_whole_batch(weigh
         torch.testing.assert_close(loss_by_parts(model, LOGITS, LABELS, size), expected)
 
 
-def test_focal_loss_is_the_papers_formula_for_any_split_of_the_batch():
+def test_focal_loss_equals_the_papers_formula_for_any_split_of_the_batch():
     probability = LOGITS.softmax(1)[torch.arange(8), LABELS]
     weight = torch.tensor(WEIGHTS, dtype=torch.float64)
     losses = -((1 - probability) ** 1.5) * probability.log() * weight[LABELS]
@@ -58,14 +59,14 @@ def test_focal_loss_is_the_papers_formula_for_any_split_of_the_batch():
     assert model.loss_fn(LOGITS, one_hot) == pytest.approx(float(losses.mean()))
 
 
-def test_focal_loss_has_a_gradient_for_sure_and_ignored_targets():
+def test_focal_loss_has_finite_gradients_for_certain_and_ignored_targets():
     logits = torch.tensor([[80.0, 0.0], [1.0, 2.0], [0.0, 0.0]], requires_grad=True)
     model = ClassificationModel(nn.Identity(), 2, loss="focal", gamma=0.5)
     model.loss(logits, (None, torch.tensor([0, 1, -100]))).backward()
     assert logits.grad is not None and torch.isfinite(logits.grad).all() and not logits.grad[2].any()
 
 
-def test_multi_label_losses_are_those_of_torch_and_torchvision():
+def test_multi_label_losses_equal_those_of_torch_and_torchvision():
     model = ClassificationModel(nn.Identity(), 3, multi_label=True, class_weights=WEIGHTS).double()
     weight = torch.tensor(WEIGHTS, dtype=torch.float64)
     expected = F.binary_cross_entropy_with_logits(LOGITS, TRUTH.double(), pos_weight=weight)
@@ -77,7 +78,7 @@ def test_multi_label_losses_are_those_of_torch_and_torchvision():
     torch.testing.assert_close(focal(LOGITS, TRUTH), expected)
 
 
-def test_multi_label_predictions_and_accuracy_are_those_of_each_class():
+def test_multi_label_predictions_and_accuracy_are_per_class():
     model = ClassificationModel(nn.Identity(), 3, multi_label=True)
     predictions = model.predictions((LOGITS, TRUTH), LOGITS)
     assert predictions["prediction"].tolist() == (LOGITS > 0).tolist()
@@ -87,7 +88,7 @@ def test_multi_label_predictions_and_accuracy_are_those_of_each_class():
     assert metric.compute() == pytest.approx(float(((LOGITS > 0) == TRUTH.bool()).double().mean()))
 
 
-def test_balanced_weights_are_those_of_scikit_learn():
+def test_balanced_weights_equal_those_of_scikit_learn():
     labels = LABELS.numpy()
     expected = compute_class_weight("balanced", classes=numpy.arange(3), y=labels)
     assert balanced_weights(LABELS, 3) == pytest.approx(expected.tolist())
@@ -98,7 +99,7 @@ def test_balanced_weights_are_those_of_scikit_learn():
         balanced_weights(LABELS, 4)
 
 
-def test_class_weights_are_not_saved_with_the_weights_of_the_network():
+def test_class_weights_are_not_saved_but_follow_the_dtype_of_the_model():
     model = ClassificationModel(nn.Linear(2, 3), 3, class_weights=WEIGHTS)
     assert [*model.state_dict()] == ["module.weight", "module.bias"]
     loss_fn: Any = model.to(torch.bfloat16).loss_fn
@@ -121,23 +122,26 @@ def test_class_weights_are_not_saved_with_the_weights_of_the_network():
         ({"classes": ["a", "b", "b"]}, "different names"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str):
+def test_wrong_options_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         ClassificationModel(nn.Identity(), 3, **options)
 
 
-@pytest.mark.parametrize("options", [{"class_weights": WEIGHTS}, {"loss": "focal", "class_weights": WEIGHTS}])
-def test_accumulated_training_equals_whole_batches(options: dict[str, Any], tmp_path: Any):
+@pytest.mark.parametrize("loss", ["cross_entropy", "focal"])
+def test_weighted_losses_with_gradient_accumulation_train_like_whole_batches(loss: Any, tmp_path: Path):
     weights = []
-    for accumulation in (1, 3):
+    for grad_accum in (1, 3):
         torch.manual_seed(0)
-        model = ClassificationModel(nn.Linear(3, 3), 3, **options)
-        loader = TensorLoader(LOGITS.float(), LABELS, batch_size=8, shuffle=False)
-        folder = tmp_path / str(accumulation)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
-        options_of_trainer: Any = {"optimizers": sgd, "max_duration": "4ep", "grad_accum": accumulation}
-        trainer = Trainer(model=model, train_dataloader=loader, device="cpu", run_dir=folder, **options_of_trainer)
-        with trainer:
+        model = ClassificationModel(nn.Linear(3, 3), 3, loss=loss, class_weights=WEIGHTS)
+        with Trainer(
+            model=model,
+            train_dataloader=TensorLoader(LOGITS.float(), LABELS, batch_size=8, shuffle=False),
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.5),
+            max_duration="4ep",
+            grad_accum=grad_accum,
+            device="cpu",
+            run_dir=tmp_path / str(grad_accum),
+        ) as trainer:
             trainer.fit()
         weights.append(model.get_parameter("module.weight").detach().clone())
     torch.testing.assert_close(*weights)

@@ -1,3 +1,5 @@
+"""Configs of networks, each with the data for which the defaults are meant."""
+
 import inspect
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +19,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet8", "gpt"])
-def test_a_config_has_every_argument_of_its_network_and_suits_the_data_it_names(name):
+def test_a_config_has_every_argument_of_the_network_and_trains_all_parameters(name):
     loaded = OmegaConf.load(FOLDER / f"{name}.yaml")
     config = OmegaConf.to_container(OmegaConf.create({"model": loaded}), resolve=True)
     assert isinstance(config, dict)

@@ -1,4 +1,4 @@
-"""The first batch of a run tells whether a loss is a mean over samples, and leaves everything as it is."""
+"""The first batch of a run shows whether the loss is a mean over samples; the check does not change training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runner import Model, SupervisedModel, Trainer
 from runner.data import TensorLoader
 
 
-def masked(outputs: Any, targets: Any) -> Any:
+def masked_loss(outputs: Any, targets: Any) -> Any:
     return F.cross_entropy(outputs, targets, ignore_index=0)
 
 
-def in_batch(outputs: Any, targets: Any) -> Any:
+def in_batch_loss(outputs: Any, targets: Any) -> Any:
     return F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
 
 
@@ -25,8 +25,8 @@ def random_loss(outputs: Any, targets: Any) -> Any:
     return (outputs * torch.rand_like(outputs)).mean()
 
 
-class InForward(Model):
-    """Computes its loss in `forward`, from dropout, batch norm and an attribute that each pass changes."""
+class LossInForward(Model):
+    """Computes the loss in `forward`, with dropout, batch norm, and an attribute that each forward pass changes."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class InForward(Model):
         return outputs["loss"]
 
 
-class Declared(InForward):
+class WithLossWeight(LossInForward):
     def loss_weight(self, batch):
         return (batch[1] != 0).sum()
 
@@ -67,14 +67,15 @@ def fit(model: Model, **options: Any) -> Trainer:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [one.getMessage() for one in caplog.records if "loss_weight" in one.getMessage()]
+    """Return the warnings about the loss so far, and clear the log."""
+    warnings = [message for message in caplog.messages if "loss_weight" in message]
     caplog.clear()
-    return found
+    return warnings
 
 
 @pytest.mark.parametrize("options", [{"grad_accum": 2}, {"microbatch_size": 1}, {"eval_dataloader": data()}])
-@pytest.mark.parametrize("loss", [masked, in_batch, nn.MSELoss(reduction="sum")])
-def test_a_loss_that_is_no_mean_over_samples_is_named_once(
+@pytest.mark.parametrize("loss", [masked_loss, in_batch_loss, nn.MSELoss(reduction="sum")])
+def test_a_loss_that_is_not_a_mean_over_samples_gets_a_single_warning(
     loss: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
     targets = 0 if isinstance(loss, nn.MSELoss) else 1
@@ -83,27 +84,26 @@ def test_a_loss_that_is_no_mean_over_samples_is_named_once(
     assert "SupervisedModel: the loss of" in message and "define loss_weight(batch)" in message
 
 
-def test_a_loss_is_also_checked_in_an_evaluation_alone(caplog: pytest.LogCaptureFixture):
-    with Trainer(model=SupervisedModel(nn.Linear(3, 3), masked), eval_dataloader=data(), device="cpu") as trainer:
+def test_a_loss_is_also_checked_in_evaluation_without_training(caplog: pytest.LogCaptureFixture):
+    with Trainer(model=SupervisedModel(nn.Linear(3, 3), masked_loss), eval_dataloader=data(), device="cpu") as trainer:
         trainer.eval()
     assert len(warnings_of(caplog)) == 1
 
 
-def test_nothing_is_said_where_it_is_a_mean_or_does_not_matter_or_is_declared(caplog: pytest.LogCaptureFixture):
-    split: dict[str, Any] = {"grad_accum": 2}
-    fit(SupervisedModel(nn.Linear(3, 3), lambda outputs, targets: F.cross_entropy(outputs, targets)), **split)
-    fit(SupervisedModel(nn.Linear(3, 3), random_loss), **split)
-    fit(SupervisedModel(nn.Linear(3, 3), masked))
-    fit(Declared(), **split)
+def test_means_undivided_batches_and_models_with_loss_weight_get_no_warning(caplog: pytest.LogCaptureFixture):
+    fit(SupervisedModel(nn.Linear(3, 3), lambda outputs, targets: F.cross_entropy(outputs, targets)), grad_accum=2)
+    fit(SupervisedModel(nn.Linear(3, 3), random_loss), grad_accum=2)
+    fit(SupervisedModel(nn.Linear(3, 3), masked_loss))
+    fit(WithLossWeight(), grad_accum=2)
     assert not warnings_of(caplog)
 
 
-def test_the_check_of_halves_changes_no_bit_of_training(caplog: pytest.LogCaptureFixture):
-    checked, declared = InForward(), Declared()
-    declared.load_state_dict(checked.state_dict())
-    # The weights of microbatches differ, so the batches are whole, and evaluated to make the check matter.
-    for model in (checked, declared):
+def test_the_check_of_the_loss_does_not_change_a_bit_of_training(caplog: pytest.LogCaptureFixture):
+    checked, unchecked = LossInForward(), WithLossWeight()
+    unchecked.load_state_dict(checked.state_dict())
+    # Without microbatches loss_weight does not change training; the evaluation is a reason to check the loss.
+    for model in (checked, unchecked):
         fit(model, eval_dataloader=data(), max_duration="2ep")
         assert len(warnings_of(caplog)) == (model is checked)
-    assert all(torch.equal(one, declared.state_dict()[name]) for name, one in checked.state_dict().items())
-    assert torch.equal(torch.as_tensor(checked.hidden), torch.as_tensor(declared.hidden))
+    torch.testing.assert_close(checked.state_dict(), unchecked.state_dict(), rtol=0, atol=0)
+    assert torch.equal(torch.as_tensor(checked.hidden), torch.as_tensor(unchecked.hidden))

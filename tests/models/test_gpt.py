@@ -1,3 +1,5 @@
+"""GPT, compared with torch's transformer layers, and the modules that algorithms add to it or replace."""
+
 import copy
 import math
 from typing import Any
@@ -11,7 +13,7 @@ from runner.models import GPT
 
 
 def torchs_encoder_layer(block, d_model, n_heads):
-    """The same block as torch's own pre-norm encoder layer with the same weights."""
+    """Return torch's pre-norm encoder layer with the weights of the block."""
     layer = nn.TransformerEncoderLayer(
         d_model, n_heads, 4 * d_model, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
@@ -35,12 +37,12 @@ def torchs_encoder_layer(block, d_model, n_heads):
 def model():
     torch.manual_seed(0)
     model = GPT(vocab_size=11, context=10, d_model=16, n_layers=2, n_heads=4)
-    for parameter in model.parameters():  # the small initial weights would hide a wrong attention
+    for parameter in model.parameters():  # the small initial weights would hide errors in the attention
         nn.init.normal_(parameter, std=0.3)
     return model
 
 
-def test_the_logits_are_those_of_torchs_own_transformer_layers(model):
+def test_logits_equal_those_of_torchs_transformer_layers(model):
     tokens = torch.randint(11, (3, 7))
     x = model.token_embedding.weight[tokens] + model.position_embedding.weight[:7]
     mask = nn.Transformer.generate_square_subsequent_mask(7)
@@ -52,7 +54,7 @@ def test_the_logits_are_those_of_torchs_own_transformer_layers(model):
     torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_no_position_sees_a_later_token(model):
+def test_a_position_does_not_see_later_tokens(model):
     tokens = torch.randint(11, (1, 8))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 11
@@ -61,39 +63,39 @@ def test_no_position_sees_a_later_token(model):
     assert (before[:, 5:] != after[:, 5:]).any(dim=2).all()
 
 
-def test_the_head_is_the_token_embedding_also_in_a_copy(model):
+def test_a_copy_has_a_tied_head_of_new_weights(model):
     assert model.head.weight is model.token_embedding.weight
-    twin = copy.deepcopy(model)
-    assert twin.head.weight is twin.token_embedding.weight
-    assert twin.head.weight is not model.head.weight
+    copied = copy.deepcopy(model)
+    assert copied.head.weight is copied.token_embedding.weight
+    assert copied.head.weight is not model.head.weight
 
 
-def test_a_new_model_guesses_evenly():
+def test_initial_weights_have_gpt2s_deviations_and_predict_evenly():
     torch.manual_seed(0)
     model = GPT()
     tokens = torch.randint(256, (4, 128))
     loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), torch.randint(256, (512,)))
     assert loss.item() == pytest.approx(math.log(256), rel=0.02)
-    stds = {name: parameter.std().item() for name, parameter in model.named_parameters() if parameter.dim() == 2}
-    for name, std in stds.items():
-        residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-        assert std == pytest.approx(0.01 if residual else 0.02, rel=0.1), name
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            is_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            assert parameter.std().item() == pytest.approx(0.01 if is_residual else 0.02, rel=0.1), name
 
 
-def test_the_names_that_surgery_looks_for(model):
+def test_blocks_have_the_module_names_that_algorithms_use(model):
     names = {name for name, _ in model.blocks[0].named_modules()}
     assert {"attention.qkv", "attention.out", "mlp.up", "mlp.down", "norm1", "norm2"} <= names
 
 
 class Flip(nn.Module):
-    """The same orthogonal map of queries and keys leaves their products as they are."""
+    """An orthogonal map: applied to both queries and keys, it does not change their dot products."""
 
     def forward(self, x):
         assert x.shape == (2, 4, 6, 4)
         return x.flip(-1)
 
 
-def test_queries_and_keys_pass_through_replaceable_modules(model):
+def test_q_norm_and_k_norm_apply_to_queries_and_keys(model):
     tokens = torch.randint(11, (2, 6))
     before = model(tokens)
     for block in model.blocks:
@@ -104,18 +106,18 @@ def test_queries_and_keys_pass_through_replaceable_modules(model):
     torch.testing.assert_close(model(tokens), before, atol=1e-5, rtol=1e-4)
 
 
-def test_both_queries_and_keys_pass_through_what_turns_them(model):
+def test_rotary_applies_to_both_queries_and_keys(model):
     tokens = torch.randint(11, (2, 6))
     before = model(tokens)
     for block in model.blocks:
         block.attention.rotary = Flip()
     torch.testing.assert_close(model(tokens), before, atol=1e-5, rtol=1e-4)
     for block in model.blocks:
-        block.attention.k_norm = Flip()  # undoes it for the keys
+        block.attention.k_norm = Flip()  # flips the keys back
     assert not torch.allclose(model(tokens), before, atol=1e-3)
 
 
-def test_what_the_tokens_add_to_values(model):
+def test_value_embeddings_of_tokens_are_added_to_the_values(model):
     tokens = torch.randint(11, (2, 6))
     attention = model.blocks[0].attention
     x = torch.randn(2, 6, 16)
@@ -123,12 +125,12 @@ def test_what_the_tokens_add_to_values(model):
     attention.value_embedding = nn.Embedding(11, 16)
     nn.init.zeros_(attention.value_embedding.weight)
     torch.testing.assert_close(attention(x, tokens), before, atol=0, rtol=0)
-    # A constant added to all values is gathered by each position, whatever it attends to.
+    # Attention weights sum to 1, so a constant in all values is added to each position.
     nn.init.ones_(attention.value_embedding.weight)
     torch.testing.assert_close(attention(x, tokens), before + attention.out.weight.sum(dim=1), atol=1e-5, rtol=1e-4)
 
 
-def test_squared_relu_and_root_mean_square_norms():
+def test_rms_norm_and_squared_relu_equal_their_formulas():
     torch.manual_seed(0)
     model: Any = GPT(vocab_size=11, context=10, d_model=16, norm="rms_norm", activation="relu_squared")
     x = torch.randn(2, 5, 16)
@@ -138,38 +140,41 @@ def test_squared_relu_and_root_mean_square_norms():
     torch.testing.assert_close(mlp(x), mlp.down(mlp.up(x).clamp(min=0) ** 2))
 
 
-def test_blocks_that_start_at_zero_pass_on_what_they_get():
+def test_zero_init_makes_blocks_the_identity_and_an_untied_head_zero():
     torch.manual_seed(0)
     tokens = torch.randint(256, (2, 16))
     model = GPT(zero_init=True)
     x = model.token_embedding(tokens) + model.position_embedding(torch.arange(16))  # type: ignore[misc]
     torch.testing.assert_close(model(tokens), model.head(model.norm(x)))
-    assert model.head.weight.std() > 0.01  # it is the embedding
+    assert model.head.weight.std() > 0.01  # the tied head is the embedding
     untied = GPT(zero_init=True, tied_head=False)
     assert not untied(tokens).any()
 
 
-def test_a_head_of_its_own():
-    model = GPT(tied_head=False)
-    assert model.head.weight is not model.token_embedding.weight
-    assert not torch.equal(model.head.weight, model.token_embedding.weight)
-    tied = GPT()
-    assert sum(one.numel() for one in model.parameters()) == sum(one.numel() for one in tied.parameters()) + 256 * 64
+def test_an_untied_head_has_a_weight_of_256_by_64_parameters():
+    untied, tied = GPT(tied_head=False), GPT()
+    assert not torch.equal(untied.head.weight, untied.token_embedding.weight)
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (untied, tied)]
+    assert counts[0] == counts[1] + 256 * 64
 
 
-def test_without_learned_positions_any_length_works_and_the_first_tokens_order_does_not_matter(model):
+def test_sequences_longer_than_the_context_need_a_model_without_position_embedding(model):
     tokens = torch.randint(11, (1, 11))
     with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than context=10"):
         model(tokens)
     model.position_embedding = None
-    swapped = tokens[:, [1, 0, *range(2, 11)]]
-    one_layer = GPT(vocab_size=11, context=10, d_model=16, n_layers=1, n_heads=4)
-    one_layer.position_embedding = None
     assert model(tokens).shape == (1, 11, 11)
-    torch.testing.assert_close(one_layer(tokens)[:, 2:], one_layer(swapped)[:, 2:])
 
 
-def test_the_operations_are_those_that_torch_counts():
+def test_without_position_embedding_a_layer_ignores_the_order_of_earlier_tokens():
+    tokens = torch.randint(11, (1, 11))
+    swapped = tokens[:, [1, 0, *range(2, 11)]]
+    model = GPT(vocab_size=11, context=10, d_model=16, n_layers=1, n_heads=4)
+    model.position_embedding = None
+    torch.testing.assert_close(model(tokens)[:, 2:], model(swapped)[:, 2:])
+
+
+def test_flops_per_token_equal_what_torch_counts():
     tokens = torch.randint(256, (2, 32))
     model = GPT(context=32)
     with FlopCounterMode(display=False) as counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
@@ -177,15 +182,13 @@ def test_the_operations_are_those_that_torch_counts():
     assert model.flops_per_token(32) * tokens.numel() == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def test_an_untied_head_and_missing_positions_are_no_extra_operations():
-    model = GPT()
-    tied = model.flops_per_token(128)
+def test_flops_do_not_depend_on_a_tied_head_or_position_embeddings():
     untied = GPT(tied_head=False)
     untied.position_embedding = None
-    assert untied.flops_per_token(128) == tied
+    assert untied.flops_per_token(128) == GPT().flops_per_token(128)
 
 
-def test_dropout_works_in_training_only():
+def test_dropout_acts_only_in_training_mode():
     model = GPT(dropout=0.3)
     tokens = torch.randint(256, (2, 16))
     assert not torch.equal(model(tokens), model(tokens))
@@ -204,6 +207,6 @@ def test_dropout_works_in_training_only():
         ({"activation": "relu"}, "activation='relu': must be one of 'gelu', 'relu_squared'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message):
+def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         GPT(**arguments)

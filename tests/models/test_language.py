@@ -1,3 +1,5 @@
+"""LanguageModel: loss, metric and FLOPs of token batches with ignored targets."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,19 +24,18 @@ def token_batch():
     return inputs, targets
 
 
-def test_language_model_loss_is_torchs_mean_over_the_valid_targets():
+def test_loss_is_torchs_mean_over_the_valid_targets():
     model, batch = LanguageModel(Bigram()), token_batch()
     outputs = model(batch)
     assert outputs.shape == (3, 4, 6)
-    torch.testing.assert_close(
-        model.loss(outputs, batch), F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten(), ignore_index=-100)
-    )
+    expected = F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten(), ignore_index=-100)
+    torch.testing.assert_close(model.loss(outputs, batch), expected)
     weight = model.loss_weight(batch)
     assert (weight.shape, weight.dtype, weight.item()) == ((), torch.int64, 8)
     assert (model.num_samples(batch), model.num_tokens(batch)) == (3, 12)
 
 
-def test_weighed_microbatches_give_the_gradient_of_the_whole_batch_even_when_one_has_no_valid_target():
+def test_weighted_microbatches_have_the_gradient_of_the_batch_even_if_one_has_no_valid_target():
     bigram, batch = Bigram(), token_batch()
     model = LanguageModel(bigram)
     batch[1][1] = -100
@@ -46,11 +47,10 @@ def test_weighed_microbatches_give_the_gradient_of_the_whole_batch_even_when_one
         part = batch[0][row : row + 1], batch[1][row : row + 1]
         (model.loss(model(part), part) * model.loss_weight(part) / model.loss_weight(batch)).backward()
     torch.testing.assert_close(bigram.logits.weight.grad, whole)
-    assert whole.isfinite().all()
-    assert whole.any()
+    assert whole.isfinite().all() and whole.any()
 
 
-def test_language_model_metric_is_the_loss_in_bits():
+def test_the_metric_is_the_loss_in_bits():
     model, batch = LanguageModel(Bigram(), metric_name="BitsPerByte"), token_batch()
     assert model.metrics(train=True) == {}
     metrics = model.metrics(train=False)
@@ -62,10 +62,10 @@ def test_language_model_metric_is_the_loss_in_bits():
     assert list(LanguageModel(Bigram()).metrics(train=False)) == ["BitsPerToken"]
 
 
-def test_language_model_operations_are_those_of_its_module():
-    class Counting(Bigram):
+def test_flops_per_batch_come_from_the_module():
+    class WithFlops(Bigram):
         def flops_per_token(self, context):
             return 10.0 * context
 
     assert LanguageModel(Bigram()).flops_per_batch(token_batch()) is None
-    assert LanguageModel(Counting()).flops_per_batch(token_batch()) == 12 * 40.0
+    assert LanguageModel(WithFlops()).flops_per_batch(token_batch()) == 12 * 40.0

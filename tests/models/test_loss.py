@@ -1,4 +1,4 @@
-"""Losses of several parts, and losses that are refused; `test_splitting` has what microbatches make of them."""
+"""Losses of several parts, and wrong losses; `test_splitting` tests losses in microbatches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runner.models.loss import fractions
 
 
 class TwoLosses(ClassificationModel):
-    """Cross entropy and a penalty on the logits, with or without their own total."""
+    """Returns cross entropy and a penalty on the logits, with or without a total."""
 
     def __init__(self, with_total: bool):
         super().__init__(seeded(lambda: nn.Linear(3, 4)), 4)
@@ -31,15 +31,15 @@ class TwoLosses(ClassificationModel):
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("with_total", [True, False])
-def test_several_losses_are_summed_unless_they_hold_their_total(with_total: bool, split: dict[str, Any]):
+def test_the_parts_of_a_loss_are_summed_unless_it_has_a_total(with_total: bool, split: dict[str, Any]):
     model, data = TwoLosses(with_total), class_data(5)
-    seen = train(model, data, 5, **split)
+    record = train(model, data, 5, **split)
     outputs = model.module(data[0])
     parts = {"cross_entropy": F.cross_entropy(outputs, data[1]), "penalty": outputs.square().mean()}
     loss = parts["cross_entropy"] + (3 if with_total else 1) * parts["penalty"]
-    assert_equal(seen.gradients[0], gradient(model, loss))
-    assert_equal(seen.totals[0], loss.detach())
-    assert_equal(seen.parts[0], {name: value.detach() for name, value in parts.items()})
+    assert_equal(record.gradients[0], gradient(model, loss))
+    assert_equal(record.totals[0], loss.detach())
+    assert_equal(record.parts[0], {name: value.detach() for name, value in parts.items()})
 
 
 def cross_entropies(outputs: Tensor, batch: Any) -> Tensor:
@@ -47,36 +47,36 @@ def cross_entropies(outputs: Tensor, batch: Any) -> Tensor:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no mean": (cross_entropies, "a loss of shape (4,)"),
+    "per sample": (cross_entropies, "a loss of shape (4,)"),
     "one dimension": (lambda outputs, batch: cross_entropies(outputs, batch).mean().reshape(1), "a loss of shape (1,)"),
     "item": (lambda outputs, batch: cross_entropies(outputs, batch).mean().item(), "a loss of type float"),
     "no return": (lambda outputs, batch: None, "a loss of type NoneType"),
-    "two": (lambda outputs, batch: (cross_entropies(outputs, batch).mean(), outputs), "a loss of type tuple"),
-    "empty": (lambda outputs, batch: {}, "a loss of type dict"),
-    "part": (lambda outputs, batch: {"total": outputs.mean(), "w": 0.5}, "'w' of type float"),
-    "parts": (lambda outputs, batch: {"total": outputs.mean(), "each": outputs}, "'each' of shape (4, 4)"),
+    "tuple": (lambda outputs, batch: (cross_entropies(outputs, batch).mean(), outputs), "a loss of type tuple"),
+    "empty dict": (lambda outputs, batch: {}, "a loss of type dict"),
+    "float part": (lambda outputs, batch: {"total": outputs.mean(), "w": 0.5}, "'w' of type float"),
+    "matrix part": (lambda outputs, batch: {"total": outputs.mean(), "each": outputs}, "'each' of shape (4, 4)"),
 }
 
 
-class Wrong(ClassificationModel):
-    """Its loss is not what it has to be."""
+class WithLoss(ClassificationModel):
+    """Computes the loss with a function of outputs and batch."""
 
-    def __init__(self, loss: Any):
+    def __init__(self, function: Any):
         super().__init__(seeded(lambda: nn.Linear(3, 4)), 4)
-        self.wrong = loss
+        self.function = function
 
     def loss(self, outputs, batch):
-        return self.wrong(outputs, batch)
+        return self.function(outputs, batch)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_loss_that_is_no_number_is_refused_at_the_first_batch(name: str):
-    loss, kind = WRONG[name]
-    message = re.escape(f"Wrong.loss returned {kind}: it must be a zero-dimensional tensor")
+def test_a_loss_that_is_not_a_scalar_tensor_is_refused_at_the_first_batch(name: str):
+    loss, description = WRONG[name]
+    message = re.escape(f"WithLoss.loss returned {description}: it must be a zero-dimensional tensor")
     with pytest.raises(TypeError, match=message):
-        train(Wrong(loss), class_data(4), 4)
+        train(WithLoss(loss), class_data(4), 4)
     data = TensorLoader(*class_data(4), batch_size=4, shuffle=False)
-    trainer = Trainer(model=Wrong(loss), eval_dataloader=data, device="cpu")
+    trainer = Trainer(model=WithLoss(loss), eval_dataloader=data, device="cpu")
     with pytest.raises(TypeError, match=message):
         trainer.eval()
 
@@ -89,36 +89,37 @@ def test_a_loss_that_is_no_number_is_refused_at_the_first_batch(name: str):
         lambda outputs, batch: {"total": outputs.mean().detach(), "other": outputs.mean()},
     ],
 )
-def test_a_loss_without_a_gradient_is_refused_at_the_first_batch_but_evaluated(loss: Any):
+def test_a_loss_without_a_gradient_can_be_evaluated_but_not_trained(loss: Any):
     data = TensorLoader(*class_data(4), batch_size=4, shuffle=False)
     arguments: dict[str, Any] = {"optimizers": lambda params: torch.optim.SGD(params, lr=0.1), "device": "cpu"}
-    with Trainer(model=Wrong(loss), train_dataloader=data, eval_dataloader=data, **arguments) as trainer:
+    with Trainer(model=WithLoss(loss), train_dataloader=data, eval_dataloader=data, **arguments) as trainer:
         trainer.eval()
-        with pytest.raises(ValueError, match="Wrong.loss returned a loss without a gradient: compute it from the outp"):
+        with pytest.raises(ValueError, match=r"WithLoss\.loss returned a loss without a gradient: compute it from the"):
             trainer.fit()
 
 
-def test_a_part_of_a_loss_needs_no_gradient():
-    seen = train(Wrong(lambda outputs, batch: {"total": outputs.mean(), "other": batch[0].mean()}), class_data(4), 4)
-    assert_equal(seen.parts[0]["other"], class_data(4)[0].mean())
+def test_parts_of_a_loss_need_no_gradient():
+    model = WithLoss(lambda outputs, batch: {"total": outputs.mean(), "other": batch[0].mean()})
+    record = train(model, class_data(4), 4)
+    assert_equal(record.parts[0]["other"], class_data(4)[0].mean())
 
 
-def test_what_a_training_step_returns_is_looked_at_too():
-    class Own(ClassificationModel):
+def test_a_training_step_must_return_a_loss():
+    class WithoutReturn(ClassificationModel):
         def training_step(self, state):
             self.loss(self(state.microbatch), state.microbatch).backward()
 
         def metrics(self, train):
             return {}
 
-    with pytest.raises(TypeError, match="Own.training_step returned a loss of type NoneType: it must"):
-        train(Own(seeded(lambda: nn.Linear(3, 4)), 4), class_data(4), 4)
+    with pytest.raises(TypeError, match=r"WithoutReturn\.training_step returned a loss of type NoneType: it must"):
+        train(WithoutReturn(seeded(lambda: nn.Linear(3, 4)), 4), class_data(4), 4)
 
 
-def test_large_counts_of_tokens_are_not_rounded():
-    class Huge(LanguageModel):
+def test_microbatches_are_weighted_by_exact_counts_even_beyond_float32():
+    class WithCounts(LanguageModel):
         def loss_weight(self, batch):
             return torch.tensor(batch)
 
-    parts = fractions(Huge(nn.Embedding(2, 2)), [2**24 + 1, 1])
-    assert float(parts[0]) == (2**24 + 1) / (2**24 + 2)
+    first, _ = fractions(WithCounts(nn.Embedding(2, 2)), [2**24 + 1, 1])
+    assert float(first) == (2**24 + 1) / (2**24 + 2)

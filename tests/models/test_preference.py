@@ -1,4 +1,4 @@
-"""Direct preference optimization, compared with the paper's formula in plain torch, and in runs."""
+"""Direct preference optimization, compared with the paper's formula on log-probabilities of transformers' models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTEXT = 64
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Write a model, its tokenizer and pairs of answers, and return the arguments of the data."""
+    """Write a model, a tokenizer, and pairs of answers, and return the arguments of `load_preferences`."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))
     monkeypatch.setattr(pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     monkeypatch.chdir(tmp_path)
@@ -49,21 +49,21 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"data_files": "pairs.jsonl", "prompt": "question", "tokenizer": "model", **options}
 
 
-def log_probability(network: Any, tokens: list[int], num_answered: int) -> Tensor:
-    """Return the log probability of the last tokens of a sequence, token by token."""
+def log_probability(network: Any, tokens: list[int], answer_length: int) -> Tensor:
+    """Return the sum of the log-probabilities of the last tokens of a sequence."""
     rows = network(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
-    first = len(tokens) - num_answered
-    return torch.stack([rows[place - 1, tokens[place]] for place in range(first, len(tokens))]).sum()
+    first = len(tokens) - answer_length
+    return torch.stack([rows[position - 1, tokens[position]] for position in range(first, len(tokens))]).sum()
 
 
 def sequences(files: dict[str, Any], rows: list[dict[str, str]]) -> list[list[tuple[list[int], int]]]:
-    """Return the tokens of the chosen and of the rejected conversation of each row, and the lengths of the answers."""
+    """Return for each row the tokens and the answer length of the chosen and of the rejected conversation."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(files["tokenizer"])
     pairs = []
     for row in rows:
-        before = tokenizer(f"<|start|>user\n{row['question']}<|end|><|start|>assistant\n")["input_ids"]
+        prompt = tokenizer(f"<|start|>user\n{row['question']}<|end|><|start|>assistant\n")["input_ids"]
         answers = [tokenizer(f"{row[key]}<|end|><|endoftext|>")["input_ids"] for key in ("chosen", "rejected")]
-        pairs.append([(before + answer, len(answer)) for answer in answers])
+        pairs.append([(prompt + answer, len(answer)) for answer in answers])
     return pairs
 
 
@@ -76,7 +76,7 @@ def test_loss_and_gradients_equal_the_formula(files: dict[str, Any], lora: Any):
     network = HFCausalLM("model", lora=lora)
     model = PreferenceModel(network, beta=0.3).eval()
     assert model.loss(model(batch), batch).item() == pytest.approx(math.log(2))
-    with torch.no_grad():  # away from the reference
+    with torch.no_grad():  # make the policy differ from the reference
         for weight in network.parameters():
             if weight.requires_grad:
                 weight += 0.1 * torch.randn_like(weight)
@@ -86,14 +86,14 @@ def test_loss_and_gradients_equal_the_formula(files: dict[str, Any], lora: Any):
     assert ours and all("lora_" in name for name in ours) == (lora is not None)
 
     model.zero_grad()
-    start = transformers.AutoModelForCausalLM.from_pretrained("model")
+    reference = transformers.AutoModelForCausalLM.from_pretrained("model")
     losses = []
     rows = [json.loads(line) for line in Path("pairs.jsonl").read_text().splitlines()[:4]]
     for chosen, rejected in sequences(files, rows):
         with torch.no_grad():
-            expected = log_probability(start, *chosen) - log_probability(start, *rejected)
-        margin = log_probability(network.network, *chosen) - log_probability(network.network, *rejected) - expected
-        losses.append(-torch.log(1 / (1 + torch.exp(-0.3 * margin))))
+            reference_margin = log_probability(reference, *chosen) - log_probability(reference, *rejected)
+        margin = log_probability(network.network, *chosen) - log_probability(network.network, *rejected)
+        losses.append(-torch.log(1 / (1 + torch.exp(-0.3 * (margin - reference_margin)))))
     total = torch.stack(losses).mean()
     total.backward()
     torch.testing.assert_close(loss, total)
@@ -102,7 +102,7 @@ def test_loss_and_gradients_equal_the_formula(files: dict[str, Any], lora: Any):
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["copy", "lora"])
-def test_the_reference_computes_without_dropout_and_modes_are_restored(files: dict[str, Any], lora: Any):
+def test_the_reference_has_no_dropout_and_training_modes_are_restored(files: dict[str, Any], lora: Any):
     inputs, targets = batch = next(iter(load_preferences(**files)[0]))
     network = HFCausalLM("model", overrides={"attention_dropout": 0.5}, lora=lora)
     model = PreferenceModel(network, beta=1.0).train()
@@ -119,25 +119,25 @@ def test_the_reference_computes_without_dropout_and_modes_are_restored(files: di
 
     torch.manual_seed(3)
     with_dropout = log_probabilities()
-    network.eval()  # new adapters change nothing yet, so this is the reference
+    network.eval()  # this is the reference, because new adapters do not change outputs
     torch.testing.assert_close(rewards, with_dropout - log_probabilities(), atol=1e-4, rtol=1e-4)
 
 
-def test_lists_of_messages_with_their_prompt_are_the_same_pairs(files: dict[str, Any]):
+def test_lists_of_messages_that_include_the_prompt_give_the_same_batch(files: dict[str, Any]):
     rows = [json.loads(line) for line in Path("pairs.jsonl").read_text().splitlines()]
     lists = []
     for row in rows:
-        start = [{"role": "user", "content": row["question"]}]
-        lists.append({key: [*start, {"role": "assistant", "content": row[key]}] for key in ("chosen", "rejected")})
+        prompt = {"role": "user", "content": row["question"]}
+        lists.append({key: [prompt, {"role": "assistant", "content": row[key]}] for key in ("chosen", "rejected")})
     Path("lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lists))
     files |= {"eval_split": "train"}
     batches = [next(iter(load_preferences(**files)[1]))]
     files |= {"data_files": "lists.jsonl", "prompt": None}
     batches.append(next(iter(load_preferences(**files)[1])))
-    assert all(torch.equal(*tensors) for tensors in zip(*batches, strict=True))
+    torch.testing.assert_close(*batches, rtol=0, atol=0)
 
 
-def test_pairs_that_lose_an_answer_are_left_out_together(files: dict[str, Any], caplog: Any):
+def test_a_pair_is_left_out_if_one_answer_is_cut_off(files: dict[str, Any], caplog: Any):
     rows = [json.loads(line) for line in Path("pairs.jsonl").read_text().splitlines()]
     rows[1] |= {"question": "fox " * 99}
     rows[2] |= {"rejected": "dog " * 99}
@@ -154,13 +154,11 @@ def test_pairs_that_lose_an_answer_are_left_out_together(files: dict[str, Any], 
 def test_wrong_arguments_are_refused(files: dict[str, Any]):
     with pytest.raises(ValueError, match="beta=0: must be a finite number above 0"):
         PreferenceModel(HFCausalLM("model"), beta=0)
-    with pytest.raises(
-        ValueError, match="rejected='worse': no such column; the columns are question, chosen, rejected"
-    ):
+    message = "rejected='worse': no such column; the columns are question, chosen, rejected"
+    with pytest.raises(ValueError, match=message):
         load_preferences(**files, rejected="worse")
-    with pytest.raises(
-        ValueError, match="init_weights='by_name': the reference is a copy of weights that have no values"
-    ):
+    message = "init_weights='by_name': the reference is a copy of weights that have no values"
+    with pytest.raises(ValueError, match=message):
         make_by_name(lambda: PreferenceModel(HFCausalLM("model")), seed=0)
 
 
@@ -169,12 +167,8 @@ def weights_of(run: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lora",
-    ["null", "{r: 2, target_modules: all-linear}"],
-    ids=["copy", "lora"],
-)
-def test_ranks_and_microbatches_train_like_whole_batches_and_a_run_resumes(
+@pytest.mark.parametrize("lora", ["null", "{r: 2, target_modules: all-linear}"], ids=["copy", "lora"])
+def test_dpo_trains_equally_on_two_ranks_in_microbatches_and_after_a_resume(
     files: dict[str, Any], run_here: Any, run_app: Any, tmp_path: Path, lora: str
 ):
     command = [

@@ -1,3 +1,5 @@
+"""ResNet18, compared with torchvision's, and the FLOPs of both residual networks."""
+
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from runner.models import BasicBlock, ResNet8
 from runner.models.resnet18 import ResNet18
 
 
-def test_it_has_as_many_weights_as_others_count():
-    """As published with the usual network for CIFAR, and as torchvision documents for ImageNet's."""
+def test_resnet18_has_the_published_numbers_of_weights():
+    """For small images the number is that of the usual CIFAR network, for large ones that of torchvision."""
     assert sum(weight.numel() for weight in ResNet18().parameters()) == 11_173_962
     with torch.device("meta"):
         large = ResNet18(num_classes=1000, small_images=False)
@@ -30,28 +32,30 @@ def test_it_has_as_many_weights_as_others_count():
         (ResNet18(small_images=False), (3, 65, 64)),
     ],
 )
-def test_operations_are_as_many_as_torch_counts(network: ResNet8 | ResNet18, shape: tuple[int, ...]):
-    """The backward pass takes twice as many as the forward pass."""
+def test_flops_per_sample_are_three_times_those_that_torch_counts_in_a_forward_pass(
+    network: ResNet8 | ResNet18, shape: tuple[int, ...]
+):
+    """The backward pass takes twice as many operations as the forward pass."""
     with FlopCounterMode(display=False) as counter:
         network(torch.rand(2, *shape))
     assert 2 * network.flops_per_sample(shape) == 3 * counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
-    ("small_images", "size", "after_the_stem", "left"), [(True, 32, 32, 4), (True, 9, 9, 2), (False, 224, 56, 7)]
+    ("small_images", "size", "stem_size", "final_size"), [(True, 32, 32, 4), (True, 9, 9, 2), (False, 224, 56, 7)]
 )
-def test_stages_halve_what_the_stem_leaves(small_images: bool, size: int, after_the_stem: int, left: int):
+def test_stages_after_the_first_halve_the_size(small_images: bool, size: int, stem_size: int, final_size: int):
     with torch.device("meta"):
         model = ResNet18(in_channels=2, num_classes=7, small_images=small_images)
         images = torch.empty(3, 2, size, size)
     assert len(model.blocks) == 8 and all(isinstance(block, BasicBlock) for block in model.blocks)
     features = model.stem(images)
-    assert features.shape == (3, 64, after_the_stem, after_the_stem)
-    assert model.blocks(features).shape == (3, 512, left, left)
+    assert features.shape == (3, 64, stem_size, stem_size)
+    assert model.blocks(features).shape == (3, 512, final_size, final_size)
     assert model(images).shape == (3, 7)
 
 
-def test_it_is_the_network_that_torchvision_has():
+def test_resnet18_equals_torchvisions():
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
     torch.manual_seed(0)
@@ -67,7 +71,7 @@ def test_it_is_the_network_that_torchvision_has():
     torch.testing.assert_close(ours.train()(images), theirs.train()(images), atol=1e-5, rtol=1e-4)
 
 
-def test_signals_neither_vanish_nor_explode_at_the_start():
+def test_initial_logits_and_gradients_are_neither_tiny_nor_huge():
     torch.manual_seed(0)
     model = ResNet18()
     logits = model(torch.randn(8, 3, 16, 16))
@@ -77,13 +81,13 @@ def test_signals_neither_vanish_nor_explode_at_the_start():
 
 
 @pytest.mark.parametrize("argument", [{"in_channels": 0}, {"num_classes": -1}], ids=str)
-def test_wrong_arguments_are_named(argument: dict[str, Any]):
+def test_wrong_arguments_are_refused(argument: dict[str, Any]):
     ((name, value),) = argument.items()
     with pytest.raises(ValueError, match=f"{name}={value}: must be a whole number, at least 1"):
         ResNet18(**argument)
 
 
-def test_the_config_has_every_argument_with_its_default():
+def test_the_config_has_every_argument():
     config = OmegaConf.load(Path(__file__).parents[2] / "conf" / "model" / "resnet18.yaml")
     model: Any = OmegaConf.to_container(OmegaConf.create({"model": config}), resolve=True)
     assert model["model"]["module"] == {

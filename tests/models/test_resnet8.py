@@ -1,3 +1,5 @@
+"""ResNet8, compared with the formulas of blocks and head."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ def batch_norm(x, norm):
 
 
 @pytest.mark.parametrize(("out_channels", "stride"), [(4, 1), (6, 1), (4, 2), (8, 2)])
-def test_a_block_is_what_its_formula_says(out_channels, stride):
+def test_a_block_equals_the_formula(out_channels, stride):
     block = BasicBlock(4, out_channels, stride)
     x = torch.randn(3, 4, 7, 7)
     residual = batch_norm(F.conv2d(x, block.conv1.weight, stride=stride, padding=1), block.norm1).clamp(min=0)
@@ -28,12 +30,12 @@ def test_a_block_is_what_its_formula_says(out_channels, stride):
     torch.testing.assert_close(block(x), (residual + shortcut).clamp(min=0), atol=1e-5, rtol=1e-4)
 
 
-def test_it_has_78_thousand_weights_at_width_16():
+def test_resnet8_has_78_thousand_weights_at_width_16():
     assert sum(weight.numel() for weight in ResNet8().parameters()) == 77_754
 
 
 @pytest.mark.parametrize(("channels", "size", "classes", "width"), [(1, 8, 10, 16), (3, 33, 5, 4)])
-def test_any_image_size_gives_logits(channels, size, classes, width):
+def test_images_may_have_any_size(channels, size, classes, width):
     model = ResNet8(channels, classes, width)
     images = torch.randn(2, channels, size, size)
     features = model.blocks(model.stem(images))
@@ -41,7 +43,7 @@ def test_any_image_size_gives_logits(channels, size, classes, width):
     assert model(images).shape == (2, classes)
 
 
-def test_the_logits_are_linear_in_the_mean_over_positions():
+def test_the_head_is_linear_in_the_mean_over_positions():
     model = ResNet8(width=4).eval()
     images = torch.randn(2, 1, 8, 8)
     pooled = F.adaptive_avg_pool2d(model.blocks(model.stem(images)), 1).flatten(1)
@@ -49,7 +51,7 @@ def test_the_logits_are_linear_in_the_mean_over_positions():
 
 
 @pytest.mark.parametrize("argument", [{"in_channels": 0}, {"num_classes": 0}, {"width": -2}], ids=str)
-def test_wrong_arguments_are_named(argument):
+def test_wrong_arguments_are_refused(argument):
     ((name, value),) = argument.items()
     with pytest.raises(ValueError, match=f"{name}={value}: must be a whole number, at least 1"):
         ResNet8(**argument)

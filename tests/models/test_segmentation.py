@@ -1,4 +1,4 @@
-"""Semantic segmentation: the same loss, gradients and metrics as plain torch, however the batch is split."""
+"""Semantic segmentation: losses, gradients, and metrics equal those of plain torch, for any split of the batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command of a small run, in a folder with images and masks."""
+    """Write images and masks to the working directory, and return the arguments of a small run."""
     monkeypatch.chdir(tmp_path)
     draw_shapes(tmp_path / "shapes", (12, 5))
     (tmp_path / "conf" / "model").mkdir(parents=True)
@@ -42,14 +42,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [
         *("model=small", "data=image_masks", "data.path=shapes", f"data.classes=[{','.join(CLASSES)}]"),
         *("data.image_size=24", "data.eval_image_size=32", "data.batch_size=6", "data.eval_batch_size=4"),
-        *(
-            "data.num_workers=0",
-            "algorithms=none",
-            "optimizer=sgd",
-            "optimizer.lr=0.1",
-            "optimizer.weight_decay=0",
-            "scheduler=none",
-        ),
+        *("data.num_workers=0", "algorithms=none", "scheduler=none"),
+        *("optimizer=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=0"),
         *("callbacks=[checkpoint_saver,console_summary]", "trainer.max_duration=4ep"),
     ]
 
@@ -58,11 +52,11 @@ def weights(run: str) -> dict[str, torch.Tensor]:
     return read_file(find_checkpoint(run), "model.pt")
 
 
-def test_the_gradient_of_a_batch_with_ignored_pixels_is_that_of_its_parts():
+def test_microbatches_with_ignored_pixels_have_the_gradient_of_the_batch():
     torch.manual_seed(0)
     model = SegmentationModel(nn.Conv2d(3, 3, 1), 3)
     images, masks = torch.randn(6, 3, 8, 8), torch.randint(3, (6, 8, 8))
-    masks[0] = 255  # a part without any pixel that counts
+    masks[0] = 255  # a microbatch in which all pixels are ignored
     masks[1, :5] = 255
     F.cross_entropy(model.module(images), masks, ignore_index=255).backward()
     weight: Any = model.module.weight
@@ -75,7 +69,7 @@ def test_the_gradient_of_a_batch_with_ignored_pixels_is_that_of_its_parts():
 
 
 @pytest.mark.slow
-def test_training_equals_a_plain_loop_on_one_rank_and_two_with_parts_and_after_a_resume(
+def test_a_run_equals_a_plain_loop_on_one_or_two_ranks_in_microbatches_and_after_a_resume(
     command: list[str], run_app: Any, run_here: Any
 ):
     run_here(*command, "hydra.run.dir=whole", code=0)
@@ -121,14 +115,14 @@ def test_training_equals_a_plain_loop_on_one_rank_and_two_with_parts_and_after_a
     assert (numpy.array([row["prediction"] for row in table]) == answers).all()
     assert (numpy.array([row["target"] for row in table]) == masks).all()
     Path("shapes/val/images").rename("images")
-    shutil.rmtree("shapes")  # new rows do not need the run's own data
+    shutil.rmtree("shapes")  # the prediction of other images does not need the data of the run
     run_here("predict", "whole", "--data", "images", "hydra.run.dir=new", code=0)
     new = pyarrow.parquet.read_table("new/predictions.parquet").to_pylist()
     assert [row["id"] for row in new] == [f"{number:02}.png" for number in range(5)]
     assert [row["prediction"] for row in new] == [row["prediction"] for row in table]
 
 
-def test_logits_of_another_size_are_resized_as_in_transformers():
+def test_small_logits_are_resized_as_in_transformers():
     transformers = pytest.importorskip("transformers")
     from runner.models.hf.network import HFNetwork
 

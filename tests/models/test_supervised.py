@@ -1,8 +1,9 @@
-"""SupervisedModel: what goes where, and three kinds of training without a subclass."""
+"""SupervisedModel: inputs, targets, losses and metrics by name, and three kinds of training without a subclass."""
 
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,35 +43,34 @@ def last(memory: InMemoryLogger, key: str) -> float:
     return memory.data[key][-1][1]
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["float", "int"])
-def test_tabular_regression_with_one_output_unit(whole: bool):
+@pytest.mark.parametrize("is_integer", [False, True], ids=["float", "int"])
+def test_regression_with_targets_of_one_dimension_reaches_the_least_squares_loss(is_integer: bool):
     features = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     targets = features @ torch.tensor([1.0, -2.0, 3.0]) + 1
-    targets = targets.round().long() if whole else targets
+    targets = targets.round().long() if is_integer else targets
     model = SupervisedModel(nn.Linear(3, 1), nn.MSELoss(), {"mse": torchmetrics.MeanSquaredError()})
     loader = TensorLoader(features, targets, batch_size=16, shuffle=True)
     memory = fit(model, loader, TensorLoader(features, targets, batch_size=50, shuffle=False), max_duration="60ep")
-    # Least squares say what is left to explain; the metric sees the whole data, whatever the batches.
     design = torch.cat([features, torch.ones(64, 1)], dim=1)
-    least = torch.linalg.lstsq(design, targets.float()[:, None]).solution
-    residual = (design @ least - targets.float()[:, None]).square().mean()
-    assert last(memory, "metrics/eval/mse") == pytest.approx(float(residual), abs=0.05)
+    solution = torch.linalg.lstsq(design, targets.float()[:, None]).solution
+    least_loss = (design @ solution - targets.float()[:, None]).square().mean()
+    assert last(memory, "metrics/eval/mse") == pytest.approx(float(least_loss), abs=0.05)
     assert last(memory, "loss/eval/total") == pytest.approx(last(memory, "metrics/eval/mse"), rel=1e-5)
 
 
-def test_multi_label_with_whole_number_targets_in_a_mapping():
+def test_multi_label_classification_accepts_integer_targets_in_a_mapping():
     features = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    samples = [{"id": i, "x": one, "labels": (one > 0).long()} for i, one in enumerate(features)]
+    samples = [{"id": i, "x": row, "labels": (row > 0).long()} for i, row in enumerate(features)]
     loader = DatasetLoader(samples, batch_size=16, shuffle=True)
     f1 = torchmetrics.F1Score(task="multilabel", num_labels=3, average="macro")
     model = SupervisedModel(nn.Linear(3, 3), nn.BCEWithLogitsLoss(), {"f1": f1}, inputs="x", targets="labels")
     memory = fit(model, loader, DatasetLoader(samples, batch_size=20, shuffle=False))
     logits = model.module(features)
-    by_hand = torchmetrics.functional.classification.multilabel_f1_score(logits, (features > 0).long(), 3)
-    assert last(memory, "metrics/eval/f1") == pytest.approx(float(by_hand), rel=1e-5) and by_hand > 0.9
+    expected = torchmetrics.functional.classification.multilabel_f1_score(logits, (features > 0).long(), 3)
+    assert last(memory, "metrics/eval/f1") == pytest.approx(float(expected), rel=1e-5) and expected > 0.9
 
 
-def test_segmentation_gives_a_class_to_each_pixel():
+def test_segmentation_learns_the_class_of_each_pixel():
     images = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     masks = (images[:, 0] > 0).long()
     iou = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
@@ -79,7 +79,7 @@ def test_segmentation_gives_a_class_to_each_pixel():
     assert last(memory, "metrics/train/iou") > 0.9
 
 
-def test_inputs_and_targets_go_where_they_are_sent():
+def test_inputs_and_targets_select_entries_of_the_batch_as_positions_or_keywords():
     class Joined(nn.Module):
         def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return left - 2 * right
@@ -88,49 +88,47 @@ def test_inputs_and_targets_go_where_they_are_sent():
         return (weight * (outputs - targets)).mean()
 
     batch = {"a": torch.ones(2), "b": torch.full((2,), 3.0), "y": torch.zeros(2), "w": torch.full((2,), 10.0)}
-    as_tuple = tuple(batch.values())
-    for inputs, targets, one in (
+    for inputs, targets, container in (
         (["a", "b"], ["y", "w"], batch),
         ({"right": "b", "left": "a"}, {"weight": "w", "targets": "y"}, batch),
-        ([0, 1], [2, -1], as_tuple),
+        ([0, 1], [2, -1], tuple(batch.values())),
         (["a", "b"], ["y", "w"], SimpleNamespace(**batch)),
     ):
         model = SupervisedModel(Joined(), loss, inputs=inputs, targets=targets)
-        outputs = model(one)
-        assert outputs.tolist() == [-5, -5] and float(model.loss(outputs, one)) == -50
+        outputs = model(container)
+        assert outputs.tolist() == [-5, -5] and float(model.loss(outputs, container)) == -50
 
 
-def test_each_evaluation_and_training_has_metrics_of_its_own():
-    given = {"mse": torchmetrics.MeanSquaredError()}
-    model = SupervisedModel(nn.Linear(3, 1), nn.MSELoss(), given)
+def test_each_call_of_metrics_returns_new_metrics():
+    metrics = {"mse": torchmetrics.MeanSquaredError()}
+    model = SupervisedModel(nn.Linear(3, 1), nn.MSELoss(), metrics)
     first: Any = model.metrics(True)["mse"]
     second: Any = model.metrics(False)["mse"]
     first.update(torch.ones(2), torch.zeros(2))
     assert first is not second and float(first.compute()) == 1 and int(second.total) == 0
     assert not [name for name in model.state_dict() if "mse" in name]
-    collection = torchmetrics.MetricCollection(given, prefix="my_")
+    collection = torchmetrics.MetricCollection(metrics, prefix="my_")
     assert [*SupervisedModel(nn.Linear(3, 1), nn.MSELoss(), collection).metrics(True)] == ["my_mse"]
 
 
-def test_a_classifier_takes_other_metrics_and_entries():
+def test_a_classifier_accepts_other_metrics_and_keys_of_the_batch():
     f1 = torchmetrics.F1Score(task="multiclass", num_classes=3, average="macro")
     model = ClassificationModel(nn.Linear(5, 3), 3, metrics={"f1": f1}, inputs="x", targets="y")
     batch = {"y": torch.tensor([0, 1, 2, 2]), "x": torch.randn(4, 5)}
     metric = model.metrics(train=True)["f1"]
-    for targets in (batch["y"], nn.functional.one_hot(batch["y"]).float()):  # numbers, and probabilities
+    for targets in (batch["y"], nn.functional.one_hot(batch["y"]).float()):  # class numbers and probabilities
         model.update_metric({**batch, "y": targets}, nn.functional.one_hot(batch["y"]).float(), metric)
     assert float(metric.compute()) == 1
     assert {*model.predictions(batch, model(batch))} == {"target", "prediction", "probabilities"}
     assert {*model.predictions({"x": batch["x"]}, model(batch))} == {"prediction", "probabilities"}
 
 
-def test_a_metric_that_does_not_fit_is_one_message():
+def test_a_metric_that_does_not_fit_the_outputs_has_an_error_of_one_line():
     f1 = torchmetrics.F1Score(task="multiclass", num_classes=3)
     model = SupervisedModel(nn.Linear(5, 4), nn.CrossEntropyLoss(), {"f1": f1})
     batch = (torch.randn(2, 5), torch.tensor([0, 3]))
-    with pytest.raises(
-        ValueError, match=r"metrics: MulticlassF1Score does not fit outputs of shape \(2, 4\) and float32"
-    ) as caught:
+    message = r"metrics: MulticlassF1Score does not fit outputs of shape \(2, 4\) and float32"
+    with pytest.raises(ValueError, match=message) as caught:
         model.update_metric(batch, model(batch), model.metrics(True)["f1"])
     assert "\n" not in str(caught.value)
 
@@ -149,11 +147,9 @@ def test_a_metric_that_does_not_fit_is_one_message():
         ({"metrics": 3}, "metrics=3: must be torchmetrics by name"),
     ],
 )
-def test_wrong_arguments(options: dict[str, Any], message: str):
-    given = {"module": nn.Linear(2, 1), "loss_fn": nn.MSELoss(), **options}
-    with pytest.raises((TypeError, ValueError)) as caught:
-        SupervisedModel(**given)
-    assert message in str(caught.value)
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        SupervisedModel(**{"module": nn.Linear(2, 1), "loss_fn": nn.MSELoss(), **options})
 
 
 @pytest.mark.parametrize(
@@ -164,13 +160,12 @@ def test_wrong_arguments(options: dict[str, Any], message: str):
         (1, torch.ones(3), "inputs=1: the batch is a Tensor without this entry"),
     ],
 )
-def test_a_batch_without_the_entry(key: Any, batch: Any, message: str):
-    with pytest.raises(ValueError) as caught:
+def test_a_batch_without_the_entry_of_inputs_is_refused(key: Any, batch: Any, message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
         SupervisedModel(nn.Identity(), nn.MSELoss(), inputs=key)(batch)
-    assert message in str(caught.value)
 
 
-def test_the_module_with_one_input_is_exported(tmp_path: Any):
+def test_a_module_that_gets_one_entry_of_the_batch_is_exported_without_the_others(tmp_path: Any):
     samples = [{"x": torch.ones(3), "y": torch.tensor(1.0)} for _ in range(4)]
     module = nn.Linear(3, 1)
     model = SupervisedModel(module, nn.MSELoss(), inputs="x", targets="y")
@@ -180,7 +175,7 @@ def test_the_module_with_one_input_is_exported(tmp_path: Any):
     torch.testing.assert_close(exported(torch.ones(5, 3)), module(torch.ones(5, 3)))
 
 
-def test_a_loss_function_and_metrics_by_name(run_here: Any, tmp_path: Any):
+def test_a_command_selects_loss_function_and_metrics_by_class_name(run_here: Any):
     short = ["algorithms=none", "callbacks=[console_summary]", "trainer.max_duration=1ba"]
     ended = run_here("model=supervised", "model.loss_fn._target_=torch.nn.L1Loss", "hydra.run.dir=one", *short, code=0)
     assert "eval/mae" in ended.out
@@ -199,23 +194,23 @@ def test_a_loss_function_and_metrics_by_name(run_here: Any, tmp_path: Any):
         (["model=mlp", "+model.metrics.f1={_target_: torchmetrics.F1, task: binary}"], "torchmetrics has no 'F1'"),
     ],
 )
-def test_a_wrong_command_is_one_error(run_here: Any, arguments: list[str], message: str):
+def test_check_refuses_wrong_metrics(run_here: Any, arguments: list[str], message: str):
     ended = run_here("check", *arguments, "algorithms=none", code=2)
     assert message in ended.err
 
 
-def test_operations_are_those_of_the_module_for_the_samples_of_a_batch():
+def test_flops_per_batch_come_from_the_module_and_the_shape_of_a_sample():
     shapes = []
 
-    class Counting(nn.Linear):
+    class WithFlops(nn.Linear):
         def flops_per_sample(self, shape):
             shapes.append(shape)
             return 7.0 * math.prod(shape)
 
-    model = SupervisedModel(Counting(4, 1), nn.MSELoss())
+    model = SupervisedModel(WithFlops(4, 1), nn.MSELoss())
     for batch in [(torch.rand(3, 4), torch.rand(3)), (torch.rand(5, 4), torch.rand(5)), (torch.rand(2, 9),)]:
         assert model.flops_per_batch(batch) == 7.0 * batch[0].numel()
-    assert shapes == [(4,), (9,)]  # counted once for batches alike
+    assert shapes == [(4,), (9,)]  # the module is called once per shape
     assert SupervisedModel(nn.Linear(4, 1), nn.MSELoss()).flops_per_batch((torch.rand(3, 4),)) is None
-    several = SupervisedModel(Counting(4, 1), nn.MSELoss(), inputs={"input": 0})
-    assert several.flops_per_batch((torch.rand(3, 4), torch.rand(3))) is None
+    keyword_inputs = SupervisedModel(WithFlops(4, 1), nn.MSELoss(), inputs={"input": 0})
+    assert keyword_inputs.flops_per_batch((torch.rand(3, 4), torch.rand(3))) is None

@@ -1,3 +1,5 @@
+"""`replace_modules`: which modules are replaced, what the new modules inherit, and the parameters of optimizers."""
+
 from __future__ import annotations
 
 from importlib.util import find_spec
@@ -13,8 +15,8 @@ from runner.libraries.torchvision import import_torchvision
 from runner.models import GPT, MLP, ResNet8
 
 
-class Doubled(nn.Linear):
-    """A linear layer whose type is another."""
+class LinearSubclass(nn.Linear):
+    """A linear layer of another exact type."""
 
 
 class Wrapped(nn.Module):
@@ -39,55 +41,54 @@ def wrap(module: nn.Module, index: int = 0) -> Wrapped:
 
 
 def test_modules_are_replaced_by_exact_type_and_numbered_in_order():
-    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 3), nn.ReLU()), Doubled(3, 3))
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 3), nn.ReLU()), LinearSubclass(3, 3))
     before = [model[0], model[1][0]]
-    asked = []
+    calls = []
     x = torch.randn(4, 2)
     expected = model(x)
 
     def policy(module: nn.Module, index: int) -> nn.Module:
-        asked.append((module, index))
+        calls.append((module, index))
         return copy_of(module)
 
     replaced = replace_modules(model, {nn.Linear: policy})
-    assert asked == [(before[0], 0), (before[1], 1)]
+    assert calls == [(before[0], 0), (before[1], 1)]
     assert replaced == {"0": model[0], "1.0": model[1][0]}
     assert model[0] is not before[0]
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
 
 
-def test_a_predicate_selects_and_a_policy_may_decline():
-    model: Any = nn.Sequential(nn.Linear(2, 2), Doubled(2, 2), nn.Linear(2, 2))
+def is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def test_a_selector_may_be_a_predicate_and_a_policy_may_return_none():
+    model: Any = nn.Sequential(nn.Linear(2, 2), LinearSubclass(2, 2), nn.Linear(2, 2))
     first, second, third = model
-    replaced = replace_modules(
-        model, {lambda one: isinstance(one, nn.Linear): lambda one, index: None if index == 1 else copy_of(one)}
-    )
+    replaced = replace_modules(model, {is_linear: lambda module, index: None if index == 1 else copy_of(module)})
     assert [*replaced] == ["0", "2"]
     assert model[0] is not first
     assert model[1] is second
     assert model[2] is not third
 
 
-def test_the_first_selector_that_fits_decides():
+def test_only_the_first_matching_selector_applies():
     model: Any = nn.Sequential(nn.Linear(2, 2))
-    replace_modules(
-        model,
-        {nn.Linear: lambda one, index: None, lambda one: isinstance(one, nn.Linear): lambda one, index: wrap(one)},
-    )
+    replace_modules(model, {nn.Linear: lambda module, index: None, is_linear: wrap})
     assert type(model[0]) is nn.Linear
 
 
-def test_a_module_in_two_places_is_replaced_once_for_both():
+def test_a_shared_module_has_a_shared_replacement():
     shared = nn.Linear(2, 2)
     model: Any = nn.Sequential(shared, nn.ReLU(), shared, nn.Sequential(shared))
-    replaced = replace_modules(model, {nn.Linear: lambda one, index: copy_of(one)})
+    replaced = replace_modules(model, {nn.Linear: copy_of})
     assert [*replaced] == ["0"]
     assert model[0] is model[2] is model[3][0] is replaced["0"]
     assert model[0] is not shared
 
 
 @pytest.mark.parametrize("recurse", [False, True])
-def test_a_replacement_may_hold_what_it_replaces(recurse: bool):
+def test_a_replacement_may_contain_the_replaced_module(recurse: bool):
     shared = nn.Linear(2, 2)
     model: Any = nn.Sequential(shared, shared)
     replace_modules(model, {nn.Linear: wrap}, recurse_on_replaced=recurse)
@@ -95,71 +96,70 @@ def test_a_replacement_may_hold_what_it_replaces(recurse: bool):
     assert model[0].inner is shared
 
 
-def test_replacements_are_searched_only_when_asked():
+@pytest.mark.parametrize("recurse", [False, True])
+def test_submodules_of_replacements_are_replaced_only_with_recurse_on_replaced(recurse: bool):
     def build(module: nn.Module, index: int) -> nn.Module:
-        return nn.Sequential(Doubled(2, 2), nn.Linear(2, 2))
+        return nn.Sequential(LinearSubclass(2, 2), nn.Linear(2, 2))
 
-    for recurse in (False, True):
-        model: Any = nn.Sequential(nn.Tanh())
-        policies: Any = {nn.Tanh: build, nn.Linear: wrap}
-        replaced = replace_modules(model, policies, recurse_on_replaced=recurse)
-        assert [*replaced] == (["0", "0.1"] if recurse else ["0"])
-        assert isinstance(model[0][1], Wrapped) is recurse
+    model: Any = nn.Sequential(nn.Tanh())
+    policies: Any = {nn.Tanh: build, nn.Linear: wrap}
+    replaced = replace_modules(model, policies, recurse_on_replaced=recurse)
+    assert [*replaced] == (["0", "0.1"] if recurse else ["0"])
+    assert isinstance(model[0][1], Wrapped) is recurse
 
 
-def test_parts_of_what_is_replaced_are_not_touched():
+def test_submodules_of_replaced_modules_are_not_replaced():
     model: Any = nn.Sequential(Wrapped(nn.Linear(2, 2)))
     inner = model[0].inner
-    policies: Any = {Wrapped: lambda one, index: nn.Sequential(one.inner), nn.Linear: wrap}
+    policies: Any = {Wrapped: lambda module, index: nn.Sequential(module.inner), nn.Linear: wrap}
     replaced = replace_modules(model, policies)
     assert [*replaced] == ["0"]
     assert model[0][0] is inner
 
 
-def test_what_is_new_has_the_dtype_and_mode_of_what_it_replaces():
+def test_new_modules_take_dtype_and_mode_of_the_replaced_module():
+    model: Any = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2).bfloat16()).eval()
+    model[1].train()
+    replace_modules(model, {nn.Linear: lambda module, index: Wrapped(nn.Linear(2, 2), wrap(module))})
+    assert [parameter.dtype for parameter in model[0].parameters()] == [torch.float64] * 4
+    assert [parameter.dtype for parameter in model[1].parameters()] == [torch.bfloat16] * 4
+    assert not any(module.training for module in model[0].modules())
+    assert all(module.training for module in model[1].modules())
+
+
+def test_the_replacement_of_a_module_without_weights_takes_the_dtype_of_the_model():
     model: Any = nn.Sequential(nn.Linear(2, 2).double(), nn.ReLU(), nn.Linear(2, 2).bfloat16()).eval()
-    model[2].train()
-    kept = nn.BatchNorm1d(2).half()
-
-    replace_modules(
-        model, {nn.Linear: lambda one, index: Wrapped(nn.Linear(2, 2), wrap(one)), nn.ReLU: lambda *_: kept}
-    )
-    assert [one.dtype for one in model[0].parameters()] == [torch.float64] * 4
-    assert [one.dtype for one in model[2].parameters()] == [torch.bfloat16] * 4
-    assert not any(one.training for one in model[0].modules())
-    assert all(one.training for one in model[2].modules())
-    # The replacement of a module without weights gets the dtype of the model.
-    assert kept.weight.dtype == torch.float64
-    assert kept.num_batches_tracked is not None
-    assert kept.num_batches_tracked.dtype == torch.int64
-    assert not kept.training
+    norm: Any = nn.BatchNorm1d(2).half()
+    replace_modules(model, {nn.ReLU: lambda *_: norm})
+    assert norm.weight.dtype == torch.float64 and norm.num_batches_tracked.dtype == torch.int64
+    assert not norm.training
 
 
-def test_modes_and_types_inside_of_what_is_kept_stay():
+def test_a_wrapped_module_keeps_modes_and_dtypes_of_the_parts():
     inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).double().eval())
     model: Any = nn.Sequential(inner)
-    replace_modules(model, {lambda one: one is inner: wrap})
+    replace_modules(model, {lambda module: module is inner: wrap})
     assert model[0].training
     assert not inner[1].training
     assert inner[1].weight.dtype == torch.float64
 
 
-def test_what_is_new_is_on_the_device_of_what_it_replaces():
+def test_new_modules_are_moved_to_the_device_of_the_replaced_module():
     with torch.device("meta"):
         model: Any = nn.Sequential(nn.Linear(2, 2).bfloat16())
-    replace_modules(model, {nn.Linear: lambda one, index: nn.Linear(2, 2)})
+    replace_modules(model, {nn.Linear: lambda module, index: nn.Linear(2, 2)})
     assert model[0].weight.is_meta
     assert model[0].weight.dtype == torch.bfloat16
 
 
-def test_the_model_itself_is_left_to_the_caller():
+def test_the_replacement_of_the_model_itself_is_returned():
     model: Any = nn.Linear(2, 2)
     replaced = replace_modules(model, {nn.Linear: wrap})
     assert [*replaced] == [""]
     assert replaced[""].inner is model
 
 
-def test_names_of_modules_may_be_those_of_methods():
+def test_modules_may_be_named_like_methods():
     model = nn.ModuleDict()
     model._modules["keys"] = nn.Linear(2, 2)
     replace_modules(model, {nn.Linear: wrap})
@@ -176,14 +176,14 @@ def parametrize_weight(module: nn.Module) -> None:
 
 @pytest.mark.parametrize("change", [add_hook, parametrize_weight])
 @pytest.mark.parametrize("inside", [False, True])
-def test_hooks_and_parametrizations_are_kept_or_refused(change, inside: bool):
+def test_modules_with_hooks_or_parametrizations_may_be_wrapped_but_not_dropped(change, inside: bool):
     linear = nn.Linear(2, 2)
     change(linear)
     model: Any = nn.Sequential(Wrapped(linear) if inside else linear)
-    kind = Wrapped if inside else nn.Linear
+    replaced_type = Wrapped if inside else nn.Linear
     with pytest.raises(ValueError, match=r"module .0.: hooks or parametrizations of its .*Linear"):
-        replace_modules(model, {kind: lambda one, index: nn.Identity()})
-    replace_modules(model, {kind: wrap})
+        replace_modules(model, {replaced_type: lambda module, index: nn.Identity()})
+    replace_modules(model, {replaced_type: wrap})
     assert linear in [*model.modules()]
 
 
@@ -193,69 +193,70 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_new_parameters_join_the_group_of_those_replaced():
+def test_new_parameters_join_the_group_of_the_replaced_ones():
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     groups = [{"params": [*model[0].parameters()], "lr": 0.1}, {"params": [*model[1].parameters()], "lr": 0.2}]
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     step(model, optimizer)
-    stayed = model[0].weight
-    momentum = optimizer.state[stayed]["momentum_buffer"]
+    reused = model[0].weight
+    momentum = optimizer.state[reused]["momentum_buffer"]
 
-    def take_over(module: nn.Module, index: int) -> nn.Module:
-        new = copy_of(module)
+    def policy(module: Any, index: int) -> nn.Module:
+        copied = copy_of(module)
         if index == 0:
-            assert isinstance(module, nn.Linear)
-            new.weight = module.weight
-        return new
+            copied.weight = module.weight
+        return copied
 
-    replace_modules(model, {nn.Linear: take_over}, [optimizer])
-    for group, part in zip(optimizer.param_groups, model, strict=True):
-        assert {id(one) for one in group["params"]} == {id(one) for one in part.parameters()}
-    assert optimizer.state[stayed]["momentum_buffer"] is momentum
-    assert [*optimizer.state] == [stayed]
-    weights = [one.clone() for one in model.parameters()]
+    replace_modules(model, {nn.Linear: policy}, [optimizer])
+    for group, layer in zip(optimizer.param_groups, model, strict=True):
+        assert {*group["params"]} == {*layer.parameters()}
+    assert optimizer.state[reused]["momentum_buffer"] is momentum
+    assert [*optimizer.state] == [reused]
+    before = [parameter.clone() for parameter in model.parameters()]
     step(model, optimizer)
-    assert not any(torch.equal(one, was) for one, was in zip(model.parameters(), weights, strict=True))
+    assert not any(map(torch.equal, model.parameters(), before))
 
 
 def test_frozen_parameters_join_no_group():
     model: Any = nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    replace_modules(model, {nn.Linear: lambda one, index: copy_of(one).requires_grad_(False)}, [optimizer])
+    replace_modules(model, {nn.Linear: lambda module, index: copy_of(module).requires_grad_(False)}, [optimizer])
     assert optimizer.param_groups[0]["params"] == []
 
 
-def test_parameters_without_a_group_of_their_own_are_refused():
+def test_new_parameters_that_could_join_several_groups_are_refused():
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model[0], model[2])]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
     with pytest.raises(ValueError, match="module '1': its new parameters belong to none or to several of the 2 groups"):
-        replace_modules(model, {nn.Tanh: lambda one, index: nn.PReLU()}, optimizers)
+        replace_modules(model, {nn.Tanh: lambda module, index: nn.PReLU()}, optimizers)
 
 
-def test_with_one_group_all_parameters_belong_to_it():
+def test_new_parameters_join_the_only_group():
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    replace_modules(model, {nn.Tanh: lambda one, index: nn.PReLU()}, [optimizer])
+    replace_modules(model, {nn.Tanh: lambda module, index: nn.PReLU()}, [optimizer])
     assert optimizer.param_groups[0]["params"][-1] is model[1].weight
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "kind"),
+    ("model", "inputs", "replaced_type"),
     [
         (ResNet8(), torch.randn(2, 1, 8, 8), nn.Conv2d),
         (GPT(n_layers=1), torch.zeros(2, 4, dtype=torch.int64), nn.LayerNorm),
         (MLP(4, [3], 2), torch.randn(2, 4), nn.Linear),
     ],
 )
-def test_the_shipped_models(model: nn.Module, inputs: torch.Tensor, kind: type[nn.Module]):
+def test_wrapping_modules_keeps_the_outputs_of_our_models(
+    model: nn.Module, inputs: torch.Tensor, replaced_type: type[nn.Module]
+):
     expected = model(inputs)
-    count = sum(type(one) is kind for one in model.modules())
-    assert len(replace_modules(model, {kind: wrap})) == count > 0
-    assert sum(type(one) is Wrapped for one in model.modules()) == count
+    count = sum(type(module) is replaced_type for module in model.modules())
+    assert len(replace_modules(model, {replaced_type: wrap})) == count > 0
+    assert sum(type(module) is Wrapped for module in model.modules()) == count
     torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
 
 
-def test_models_of_torchvision():
+def test_wrapping_modules_keeps_the_outputs_of_a_model_of_torchvision():
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
     model = import_torchvision().models.resnet18().eval()
@@ -265,7 +266,7 @@ def test_models_of_torchvision():
     torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
 
 
-def test_models_of_hugging_face():
+def test_wrapping_modules_keeps_the_outputs_of_a_model_of_transformers():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
@@ -277,32 +278,33 @@ def test_models_of_hugging_face():
     torch.testing.assert_close(model(inputs).last_hidden_state, expected, rtol=0, atol=0)
 
 
-class Surgeon(Algorithm):
-    """Adds a PReLU after the last layer, or replaces the whole model."""
-
-    def __init__(self, whole: bool = False) -> None:
-        self.whole = whole
+class AddPReLU(Algorithm):
+    """Adds a PReLU after the last layer."""
 
     def init(self, state, logger):
-        if self.whole:
-            net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-            whole: Any = {ClassificationModel: lambda one, index: ClassificationModel(net, 3)}
-            made: Any = replace_modules(state.unwrapped_model, whole)
-            state.unwrapped_model = made[""]
-        else:
-            policy: Any = {nn.Linear: lambda one, index: nn.Sequential(one, nn.PReLU())}
-            replace_modules(state.unwrapped_model, policy, state.optimizers)
+        policies: Any = {nn.Linear: lambda module, index: nn.Sequential(module, nn.PReLU())}
+        replace_modules(state.unwrapped_model, policies, state.optimizers)
 
 
-def make_run(tmp_path, whole: bool, as_factory: bool) -> Trainer:
-    torch.manual_seed(0)  # with some inputs, no output is below 0 and the PReLU has no gradient
+class ReplaceModel(Algorithm):
+    """Replaces the whole model."""
+
+    def init(self, state, logger):
+        network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        policies: Any = {ClassificationModel: lambda module, index: ClassificationModel(network, 3)}
+        replaced: Any = replace_modules(state.unwrapped_model, policies)
+        state.unwrapped_model = replaced[""]
+
+
+def make_trainer(tmp_path, algorithm: Algorithm, as_factory: bool) -> Trainer:
+    torch.manual_seed(0)  # with other inputs, all outputs may be above 0, where a PReLU has no gradient
     model = ClassificationModel(nn.Linear(4, 3), 3)
     optimizers = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     return Trainer(
         model=model,
         train_dataloader=[(torch.randn(2, 4), torch.tensor([0, 2]))],
         optimizers=optimizers if as_factory else optimizers(model.parameters()),
-        algorithms=Surgeon(whole),
+        algorithms=algorithm,
         max_duration="1ba",
         device="cpu",
         run_dir=tmp_path,
@@ -310,20 +312,18 @@ def make_run(tmp_path, whole: bool, as_factory: bool) -> Trainer:
 
 
 @pytest.mark.parametrize("as_factory", [True, False])
-def test_the_root_of_a_wrapped_network_is_replaced_and_trained(tmp_path, as_factory: bool):
-    with make_run(tmp_path, whole=False, as_factory=as_factory) as trainer:
-        net: Any = trainer.state.unwrapped_model.module
-        prelu = net[1]
-        assert isinstance(prelu, nn.PReLU)
-        before = [one.clone() for one in trainer.state.unwrapped_model.parameters()]
+def test_an_algorithm_replaces_the_network_of_a_model_that_then_trains(tmp_path, as_factory: bool):
+    with make_trainer(tmp_path, AddPReLU(), as_factory) as trainer:
+        model: Any = trainer.state.unwrapped_model
+        assert isinstance(model.module[1], nn.PReLU)
+        before = [parameter.clone() for parameter in model.parameters()]
         trainer.fit()
-        after = [*trainer.state.unwrapped_model.parameters()]
         assert len(before) == 3
-        assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert not any(map(torch.equal, before, model.parameters()))
 
 
-def test_a_whole_model_is_replaced_and_trained(tmp_path):
-    with make_run(tmp_path, whole=True, as_factory=True) as trainer:
+def test_an_algorithm_replaces_the_whole_model_that_then_trains(tmp_path):
+    with make_trainer(tmp_path, ReplaceModel(), as_factory=True) as trainer:
         model: Any = trainer.state.unwrapped_model
         assert trainer.state.model is model
         before = model.module[1].weight.clone()

@@ -1,3 +1,5 @@
+"""Models of timm, and weights of timm and torchvision from files."""
+
 import inspect
 import os
 import sys
@@ -17,19 +19,19 @@ from runner.callbacks import LoadCheckpoint
 from runner.models.timm_model import timm_model
 from runner.models.torchvision_model import torchvision_model
 
-TINY = "test_resnet"  # of timm's own tests: 470,000 weights
+TINY = "test_resnet"  # a model for timm's tests with 470,000 weights
 TAG = "r160_in1k"
 needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 
 
 @pytest.fixture
 def make_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, torch.Tensor]]:
-    """Puts weights of the tiny model where the Hub's client keeps what it has downloaded, and lets it ask nobody."""
+    """Return a function that writes weights of the tiny model to the Hub's cache; downloads are disabled."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # of processes started here
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # for processes started by the test
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def cache() -> dict[str, torch.Tensor]:
@@ -49,7 +51,7 @@ def logits(model: nn.Module, *shape: int) -> torch.Tensor:
 
 
 @needs_timm
-def test_a_model_has_the_classes_and_channels_asked_for():
+def test_a_model_has_the_requested_classes_and_channels():
     for name, in_channels, size in ((TINY, 3, 64), ("test_vit", 1, 160), (f"{TINY}.{TAG}", 2, 32)):
         model = timm_model(name, num_classes=7, in_channels=in_channels)
         assert logits(model, 2, in_channels, size, size).shape == (2, 7)
@@ -58,7 +60,7 @@ def test_a_model_has_the_classes_and_channels_asked_for():
 
 
 @needs_timm
-def test_weights_are_new_and_those_of_the_seed():
+def test_initial_weights_depend_on_the_seed():
     def first_weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         return next(timm_model(TINY).parameters())
@@ -78,11 +80,12 @@ def test_pretrained_weights_are_loaded(make_cached: Any):
 
 
 @needs_timm
-def test_without_a_network_what_to_do_is_one_sentence(make_cached: Any):
-    with pytest.raises(OSError, match=rf"pretrained=True: the weights of {TINY} cannot be downloaded \(.+\); try") as e:
+def test_pretrained_weights_that_cannot_be_downloaded_have_an_error_of_one_line(make_cached: Any):
+    message = rf"pretrained=True: the weights of {TINY} cannot be downloaded \(.+\); try"
+    with pytest.raises(OSError, match=message) as caught:
         timm_model(TINY, pretrained=True)
-    assert "\n" not in str(e.value) and e.value.filename is None
-    with torch.device("meta"):  # as runner check does first
+    assert "\n" not in str(caught.value) and caught.value.filename is None
+    with torch.device("meta"):  # runner check does this first
         assert next(timm_model(TINY, pretrained=True).parameters()).is_meta
 
 
@@ -93,23 +96,20 @@ def test_without_a_network_what_to_do_is_one_sentence(make_cached: Any):
         ({"name": "resnet19"}, "name='resnet19': timm has no such model; did you mean resnet18, "),
         ({"name": "qqqqqqqqqq"}, r"name='qqqqqqqqqq': timm has no such model; timm\.list_models\(\) has all"),
         ({"name": "hf-hub:someone/else"}, "name='hf-hub:someone/else': timm has no such model"),
-        (
-            {"name": "resnet18.best"},
-            r"name='resnet18\.best': timm has no such weights; choose among resnet18\.a1_in1k, ",
-        ),
+        ({"name": "resnet18.best"}, r"name='resnet18\.best': timm has no such weights; choose among resnet18\.a1_in1k"),
         ({"name": "botnet50ts_256", "pretrained": True}, "pretrained=True: timm has no weights for botnet50ts_256"),
         ({"num_classes": 0}, "num_classes=0: must be a whole number, at least 1"),
         ({"in_channels": -3}, "in_channels=-3: must be a whole number, at least 1"),
     ],
     ids=str,
 )
-def test_what_timm_does_not_have_is_refused(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         timm_model(**arguments)
 
 
 @pytest.mark.parametrize("missing", ["timm", "torchvision"])
-def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch, missing: str):
+def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, missing: str):
     if missing == "torchvision" and find_spec("timm") is None:
         pytest.skip("timm is not installed")
     monkeypatch.setitem(sys.modules, missing, None)
@@ -122,7 +122,7 @@ def test_the_config_has_every_argument_with_its_default():
     model: Any = OmegaConf.to_container(OmegaConf.create({"model": config}), resolve=True)
     arguments = model["model"]["module"]
     assert arguments.pop("_target_") == "runner.models.timm_model"
-    assert arguments == {key: one.default for key, one in inspect.signature(timm_model).parameters.items()}
+    assert arguments == {key: value.default for key, value in inspect.signature(timm_model).parameters.items()}
 
 
 IMAGES = ("data=synthetic_images", "data.num_samples=8", "data.batch_size=4", "data.eval_samples=4", "data.size=32")
@@ -130,22 +130,22 @@ IMAGES = ("data=synthetic_images", "data.num_samples=8", "data.batch_size=4", "d
 
 @pytest.mark.slow
 @needs_timm
-def test_the_command_trains_it(run_here: Any, make_cached: Any):
-    given = ("model=timm", "model.num_classes=10", *IMAGES, "callbacks=[checkpoint_saver]")
+def test_a_command_trains_and_resumes_a_timm_model(run_here: Any, make_cached: Any):
+    command = ("model=timm", "model.num_classes=10", *IMAGES, "callbacks=[checkpoint_saver]")
     tiny = f"model.module.name={TINY}"
-    run_here(*given, tiny, "trainer.max_duration=2ep", "scheduler=constant", "hydra.run.dir=whole", code=0)
-    run_here(*given, tiny, "trainer.max_duration=3ba", "scheduler=constant", "hydra.run.dir=parts", code=0)
+    run_here(*command, tiny, "trainer.max_duration=2ep", "scheduler=constant", "hydra.run.dir=whole", code=0)
+    run_here(*command, tiny, "trainer.max_duration=3ba", "scheduler=constant", "hydra.run.dir=parts", code=0)
     run_here("resume", "parts", "trainer.max_duration=2ep", code=0)
-    whole, parts = (torch.load(f"{one}/checkpoints/ep2-ba4/model.pt", weights_only=True) for one in ("whole", "parts"))
+    whole, parts = (torch.load(f"{run}/checkpoints/ep2-ba4/model.pt", weights_only=True) for run in ("whole", "parts"))
     torch.testing.assert_close(parts, whole, rtol=0, atol=0)
 
-    wrong = run_here(*given, "model.module.name=resnet19", code=2).err
+    wrong = run_here(*command, "model.module.name=resnet19", code=2).err
     assert wrong.startswith("error: model.module.name='resnet19': timm has no such model; did you mean resnet18")
-    offline = run_here(*given, tiny, "model.module.pretrained=true", code=2).err
+    offline = run_here(*command, tiny, "model.module.pretrained=true", code=2).err
     assert offline.startswith("error: model.module.pretrained=True: the weights of") and offline.count("\n") == 1
     make_cached()
-    run_here(*given, tiny, "model.module.pretrained=true", "trainer.max_duration=1ba", code=0)
-    assert "ok model" in run_here("check", *given, tiny, code=0).out
+    run_here(*command, tiny, "model.module.pretrained=true", "trainer.max_duration=1ba", code=0)
+    assert "ok model" in run_here("check", *command, tiny, code=0).out
 
 
 @pytest.mark.slow
@@ -163,15 +163,12 @@ def test_two_ranks_train_pretrained_weights(run_app: Any, make_cached: Any, tmp_
 @needs_timm
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 @pytest.mark.parametrize(("library", "name"), [("timm", TINY), ("torchvision", "squeezenet1_1")])
-def test_weights_of_a_file_are_those_that_load_state_dict_loads(library: str, name: str, suffix: str, tmp_path: Path):
+def test_a_weight_file_is_loaded_except_for_ignored_keys(library: str, name: str, suffix: str, tmp_path: Path):
     make, head = (timm_model, "fc") if library == "timm" else (torchvision_model, "classifier.1")
     path = tmp_path / f"weights{suffix}"
     torch.manual_seed(1)
     weights = make(name, num_classes=5).state_dict()
     save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
-    plain = make(name, num_classes=3)
-    fitting = {key: value for key, value in weights.items() if not key.startswith(f"{head}.")}
-    plain.load_state_dict(plain.state_dict() | fitting)
 
     def load(network: nn.Module, **arguments: Any) -> dict[str, torch.Tensor]:
         model = ClassificationModel(network, 3)
@@ -180,12 +177,11 @@ def test_weights_of_a_file_are_those_that_load_state_dict_loads(library: str, na
 
     torch.manual_seed(2)
     network = make(name, num_classes=3)
-    own = {key: value.clone() for key, value in network.state_dict().items()}
-    callback = LoadCheckpoint(path, ignore_keys=[f"module.{head}.*"])
-    loaded = load(network, callbacks=[callback])
-    expected = plain.state_dict() | {key: own[key] for key in own if key.startswith(f"{head}.")}
-    assert loaded.keys() == expected.keys() and all(torch.equal(loaded[key], expected[key]) for key in loaded)
+    initial = {key: value.clone() for key, value in network.state_dict().items()}
+    expected = initial | {key: value for key, value in weights.items() if not key.startswith(f"{head}.")}
+    loaded = load(network, callbacks=[LoadCheckpoint(path, ignore_keys=[f"module.{head}.*"])])
+    torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
     whole = load(make(name, num_classes=5), load_path=path)
-    assert all(torch.equal(whole[key], weights[key]) for key in weights)
+    torch.testing.assert_close(whole, weights, rtol=0, atol=0)
     with pytest.raises(ValueError, match=f"of another shape module.{head}.weight"):
         load(make(name, num_classes=3), callbacks=[LoadCheckpoint(path)])

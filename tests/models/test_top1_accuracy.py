@@ -1,4 +1,4 @@
-"""The accuracy of classifiers, against torchmetrics' own."""
+"""The accuracy of classifiers, compared with torchmetrics."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from runner.models.top1_accuracy import Top1Accuracy
 
 
 def batches(*shape: int) -> list[tuple[Tensor, Tensor]]:
-    """Logits and targets, with ties among the logits and some targets that no logit is of."""
+    """Return logits with ties, and targets, of which some are -100."""
     generator = torch.Generator().manual_seed(0)
     logits = [torch.randint(4, (size, 7, *shape), generator=generator).float() for size in (5, 5, 3)]
-    targets = [torch.randint(7, (len(one), *shape), generator=generator) for one in logits]
+    targets = [torch.randint(7, (len(rows), *shape), generator=generator) for rows in logits]
     targets[1][0] = -100
     return list(zip(logits, targets, strict=True))
 
 
 @pytest.mark.parametrize("shape", [(), (3, 2)], ids=["(N, C)", "(N, C, H, W)"])
 @pytest.mark.parametrize("as_classes", [False, True])
-def test_it_is_torchmetrics_to_the_bit(shape: tuple[int, ...], as_classes: bool):
+def test_top1_accuracy_equals_torchmetrics_bit_for_bit(shape: tuple[int, ...], as_classes: bool):
     ours, theirs = Top1Accuracy(), MulticlassAccuracy(7, average="micro", validate_args=False)
     for logits, targets in batches(*shape):
         outputs = logits.argmax(dim=1) if as_classes else logits
@@ -37,23 +37,23 @@ def test_it_is_torchmetrics_to_the_bit(shape: tuple[int, ...], as_classes: bool)
     assert torch.equal(ours.compute(), theirs.compute())
 
 
-def test_it_goes_on_from_its_state():
-    ours, later = Top1Accuracy(), Top1Accuracy()
-    ours.persistent(True)
+def test_top1_accuracy_continues_from_a_saved_state():
+    original, loaded = Top1Accuracy(), Top1Accuracy()
+    original.persistent(True)
     first, second, _ = batches()
-    ours.update(*first)
-    later.persistent(True)
-    later.load_state_dict(ours.state_dict())
-    for one in (ours, later):
-        one.update(*second)
-    assert torch.equal(ours.compute(), later.compute())
+    original.update(*first)
+    loaded.persistent(True)
+    loaded.load_state_dict(original.state_dict())
+    original.update(*second)
+    loaded.update(*second)
+    assert torch.equal(original.compute(), loaded.compute())
 
 
-def test_shapes_that_do_not_fit_are_refused():
+def test_outputs_and_targets_of_different_shapes_are_refused():
     with pytest.raises(RuntimeError, match="must match"):
         Top1Accuracy().update(torch.zeros(4, 7), torch.zeros(4, 1, dtype=torch.int64))
 
 
-def test_classifiers_use_it_under_the_usual_name():
-    (metric,) = ClassificationModel(torch.nn.Linear(2, 2), 2).metrics(train=True).items()
-    assert metric[0] == "MulticlassAccuracy" and isinstance(metric[1], Top1Accuracy)
+def test_classifiers_use_top1_accuracy_with_the_name_of_torchmetrics():
+    ((name, metric),) = ClassificationModel(torch.nn.Linear(2, 2), 2).metrics(train=True).items()
+    assert name == "MulticlassAccuracy" and isinstance(metric, Top1Accuracy)

@@ -1,4 +1,4 @@
-"""Weights drawn by name are the same for any layout and number of ranks, and a rank draws only its own shards."""
+"""Weights drawn by name are the same for any layout and number of ranks, and no rank holds the whole model."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def print_peak_memory() -> None:
     """Print by how many bytes this process grew at most, the bytes of its weights, and of the largest whole weight."""
     with on_ranks():
         make_trainer(make_by_name(gpt, 3), parallel="fsdp").close()  # imports modules before the measurement
-        torch.empty(1 << 26, dtype=torch.uint8).fill_(1)  # raises the peak so far above the memory in use now
+        # Lift the peak before the measurement above the memory in use.
+        torch.empty(1 << 26, dtype=torch.uint8).fill_(1)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         model = make_by_name(lambda: gpt(vocab_size=8000, d_model=512, n_layers=12), 3)
         with make_trainer(model, parallel="fsdp"):

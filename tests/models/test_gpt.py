@@ -63,7 +63,7 @@ def test_a_position_does_not_see_later_tokens(model):
     assert (before[:, 5:] != after[:, 5:]).any(dim=2).all()
 
 
-def test_a_copy_has_a_tied_head_of_new_weights(model):
+def test_a_copied_model_ties_the_head_to_the_copied_embedding(model):
     assert model.head.weight is model.token_embedding.weight
     copied = copy.deepcopy(model)
     assert copied.head.weight is copied.token_embedding.weight

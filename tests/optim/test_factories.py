@@ -74,7 +74,7 @@ def test_a_factory_with_an_argument_named_model_gets_the_model():
     assert parameters_in(optimizer) == parameters_of(model.head)
 
 
-def test_optimizers_of_a_dict_keep_its_order():
+def test_optimizers_are_in_the_order_of_the_dict():
     model = Net()
     optimizers = make_optimizers({"head": partial(Adam, lr=0.1), "body": partial(SGD, lr=0.2)}, model)
     assert [type(optimizer) for optimizer in optimizers] == [Adam, SGD]

@@ -123,7 +123,7 @@ def test_a_run_that_unfreezes_a_layer_resumes_bit_for_bit(average: str, batch: i
     assert whole.state.eval_metric_values["eval"]["loss"] == resumed.state.eval_metric_values["eval"]["loss"]
 
 
-def test_a_resumed_run_ends_with_the_layers_unfrozen_that_the_algorithm_froze(tmp_path: Path):
+def test_layers_frozen_by_an_algorithm_are_unfrozen_at_the_end_of_a_resumed_run(tmp_path: Path):
     model = make_model().requires_grad_(True)
     fit(LayerFreezing(0.0, 1.0), Stop(7, tmp_path / "saved"), model=model)
     trainer = fit(LayerFreezing(0.0, 1.0), model=model, resume_path=tmp_path / "saved")
@@ -166,7 +166,7 @@ def test_parameters_frozen_by_name_without_until_stay_frozen_for_the_whole_train
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_unfreezing_by_name_leaves_parameters_frozen_that_were_frozen_before():
+def test_parameters_that_the_user_froze_stay_frozen_after_until():
     start, end = make_model().state_dict(), weights_of(fit(LayerFreezing(names=["*.1.bias"], until="1ep")))
     assert torch.equal(start["module.0.0.weight"], end["module.0.0.weight"])
     assert not torch.equal(start["module.1.bias"], end["module.1.bias"])
@@ -247,7 +247,7 @@ class RecordModes(Callback):
         self.modes.append([module.training for module in state.unwrapped_model.modules()])
 
 
-def test_modules_in_evaluation_mode_keep_it_and_are_named(caplog: pytest.LogCaptureFixture):
+def test_modules_in_evaluation_mode_stay_in_it_and_are_named(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "runner")
     recorder = RecordModes()
     trainer = fit(recorder, eval_interval="1ba")

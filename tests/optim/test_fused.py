@@ -60,7 +60,7 @@ def test_fused_and_other_steps_agree_up_to_rounding(name: str):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_made_optimizers_are_not_fused_on_the_cpu(name: str):
+def test_optimizers_made_on_the_cpu_are_not_fused(name: str):
     (optimizer,) = make_optimizers(lambda model: OPTIMIZERS[name](model), make_net())
     assert True not in fused(optimizer)
 
@@ -78,7 +78,7 @@ def test_the_users_choice_of_kernels_is_kept():
     assert fused(optimizer) == [True, False]
 
 
-def test_sparse_complex_stepped_and_unknown_optimizers_are_not_fused():
+def test_optimizers_that_are_sparse_complex_already_stepped_or_unknown_are_not_fused():
     class Subclass(SGD):
         pass
 

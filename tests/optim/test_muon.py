@@ -1,4 +1,4 @@
-"""Muon, compared with the singular value decomposition, torch's Muon, and the optimizers of the other parameters."""
+"""Muon, compared with singular value decompositions, and with torch's Muon, AdamW, and SGD."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
-def test_singular_values_go_through_the_polynomial(shape: tuple[int, int]):
+def test_orthogonalize_applies_the_polynomial_to_singular_values(shape: tuple[int, int]):
     matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
     s = s / s.norm(dim=-1, keepdim=True)

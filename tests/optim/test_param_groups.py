@@ -115,7 +115,7 @@ def test_layer_decay_lowers_the_rate_of_each_layer_below_the_head():
     assert rates["embed.weight"] == pytest.approx(0.00625)
 
 
-def test_layer_decay_does_not_count_a_number_that_all_names_share_as_a_layer():
+def test_layer_decay_ignores_a_number_that_all_names_share():
     net = nn.ModuleDict({"inner": nn.Sequential(make_net(), nn.Linear(3, 3))})
     rates = rates_of(net, {"layers": {"names": "inner.0.*", "layer_decay": 0.5}})
     assert rates["inner.1.weight"] == 0.1
@@ -161,7 +161,7 @@ def test_schedules_multiply_the_rate_of_each_group():
     assert [group["lr"] for group in optimizers[0].param_groups] == pytest.approx([0.05, 0.5])
 
 
-def test_a_tied_weight_is_selected_by_any_of_the_names():
+def test_a_tied_weight_is_selected_by_either_name():
     net = make_net()
     net.tied = nn.Linear(4, 5, bias=False).double()
     net.tied.weight = net.embed.weight

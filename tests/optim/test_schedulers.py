@@ -83,8 +83,8 @@ def half_cosine(x: float, alpha_f: float) -> float:
 
 Case = tuple[Callable[[Callable[[int], str], str], Schedule], Callable[[int, int], float]]
 
-# How to make the schedule from a function of lengths and the warm-up, and the multiplier at batch n, given w batches of
-# warm-up.
+# How to make the schedule from a function of lengths and the length of warm-up; and the multiplier at batch n after w
+# batches of warm-up.
 CASES: dict[str, Case] = {
     "constant": (lambda t, w: constant(0.5, t_warmup=w), lambda n, w: 0.5),
     "step": (lambda t, w: step(t(10), 0.5, t_warmup=w), lambda n, w: 0.5 ** (n // 10)),

@@ -84,7 +84,7 @@ def weights(trainer: Trainer) -> list[Tensor]:
 
 
 def step_counts(trainer: Trainer) -> list[set[int]]:
-    """Return for each optimizer the numbers of steps of the parameters."""
+    """Return the different numbers of steps in the state of each optimizer."""
     return [{int(state["step"]) for state in optimizer.state.values()} for optimizer in trainer.state.optimizers]
 
 

@@ -1,4 +1,4 @@
-"""A contrastive loss with negatives of all ranks: two ranks train and evaluate like a loop in one process."""
+"""A contrastive loss with negatives from all ranks: two ranks train and evaluate like a loop in one process."""
 
 from __future__ import annotations
 

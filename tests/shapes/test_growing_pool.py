@@ -32,7 +32,7 @@ def make_network() -> nn.Module:
 
 
 def grow(pool: list[int], network: Callable[[Any], Tensor]) -> list[int]:
-    """Return the pool and the samples outside it with the largest losses."""
+    """Return the pool with the samples added that have the largest losses outside it."""
     inputs, targets = make_data()
     with torch.no_grad():
         losses = cross_entropy(network(inputs), targets, reduction="none")

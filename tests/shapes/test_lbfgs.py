@@ -1,4 +1,4 @@
-"""LBFGS, which computes the loss several times per step: compared with a hand-written loop, resumed, and refused."""
+"""LBFGS computes the loss several times per step: compared with a hand-written loop, resumed, refused on two ranks."""
 
 from __future__ import annotations
 

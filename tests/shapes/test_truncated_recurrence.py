@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time: windows pass on a hidden state, as in a hand-written loop."""
+"""Truncated backpropagation through time carries a hidden state across windows, as in a hand-written loop."""
 
 from __future__ import annotations
 

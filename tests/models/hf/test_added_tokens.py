@@ -1,4 +1,4 @@
-"""Added tokens have embeddings that train, and go along into checkpoints and exports."""
+"""The embeddings of added tokens are trained, saved in checkpoints, and exported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from random_models import LLAMA, save_random_model
+from tiny_tokenizer import make_tokenizer
 
 from runner.checkpoints.base import bases_of
 from runner.checkpoints.files import find_checkpoint, read_file
 from runner.models.hf.causal_lm import HFCausalLM
-from tests.support.tiny_tokenizer import make_tokenizer
 
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
@@ -22,14 +23,8 @@ TOOLS = ["<tool>", "</tool>"]
 
 
 def save_model(folder: Path, tied: bool, vocab_size: int = 300) -> str:
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=tied, **sizes)
-    config.max_position_embeddings = 64
-    transformers.utils.logging.disable_progress_bar()
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    transformers.utils.logging.enable_progress_bar()
-    return make_tokenizer(folder)
+    options = {"vocab_size": vocab_size, "tie_word_embeddings": tied, "max_position_embeddings": 64}
+    return make_tokenizer(save_random_model(transformers.LlamaConfig(**LLAMA, **options), folder))
 
 
 def command(*arguments: str, folder: str = "run", duration: str = "4ba") -> list[str]:
@@ -49,7 +44,7 @@ LORA = "model.module.lora={r: 2}"
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Could not find a config file")
-def test_rows_of_new_tokens_train_with_adapters_and_are_exported(run_here, tmp_path: Path, tied: bool):
+def test_embeddings_of_added_tokens_train_with_adapters_and_are_exported(run_here, tmp_path: Path, tied: bool):
     save_model(tmp_path / "llama", tied)
     run_here(*command(LORA), code=0)
     weights = read_file(find_checkpoint("run"), "model.pt")
@@ -57,8 +52,8 @@ def test_rows_of_new_tokens_train_with_adapters_and_are_exported(run_here, tmp_p
     assert len({id(weight) for name, weight in weights.items() if "tokens_delta" in name}) == (1 if tied else 2)
     run_here("export", "run", "merged/", "--tokenizer", "./llama", code=0)
     tokenizer = transformers.AutoTokenizer.from_pretrained("merged")
-    numbers = tokenizer("<tool>dog</tool>")["input_ids"]
-    assert (numbers[0], numbers[-1]) == (300, 301) and not {300, 301} & {*numbers[1:-1]}
+    tokens = tokenizer("<tool>dog</tool>")["input_ids"]
+    assert (tokens[0], tokens[-1]) == (300, 301) and not {300, 301} & {*tokens[1:-1]}
     base = transformers.AutoModelForCausalLM.from_pretrained("llama")
     merged = transformers.AutoModelForCausalLM.from_pretrained("merged").eval()
     before, after = base.get_input_embeddings().weight, merged.get_input_embeddings().weight
@@ -76,21 +71,21 @@ def test_rows_of_new_tokens_train_with_adapters_and_are_exported(run_here, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[LORA], []], ids=["lora", "all"])
-def test_two_ranks_resume_new_tokens_to_the_bit(run_app, monkeypatch, tmp_path: Path, words: list[str]):
+@pytest.mark.parametrize("lora", [[LORA], []], ids=["lora", "all"])
+def test_added_tokens_on_two_ranks_resume_bit_for_bit(run_app, monkeypatch, tmp_path: Path, lora: list[str]):
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "llama", tied=True)
-    two = ["launch.nproc_per_node=2", *words]
+    two = ["launch.nproc_per_node=2", *lora]
     run_app(*command(*two))
     run_app(*command(*two, folder="cut", duration="2ba"))
     run_app("resume", "cut", "trainer.max_duration=4ba")
-    first, second = (read_file(find_checkpoint(run), "model.pt") for run in ("run", "cut"))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    whole, resumed = (read_file(find_checkpoint(run), "model.pt") for run in ("run", "cut"))
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
     run_app("eval", "run")
 
 
-def test_new_rows_start_as_drawn_and_old_rows_stay_with_adapters(tmp_path: Path):
-    folder = save_model(tmp_path / "llama", tied=False, vocab_size=310)  # with unused rows, as many models have
+def test_adapters_train_only_the_added_rows_of_the_embedding(tmp_path: Path):
+    folder = save_model(tmp_path / "llama", tied=False, vocab_size=310)  # many models have unused rows
     model = HFCausalLM(folder, lora={"r": 2}, added_tokens=TOOLS)
     assert model.base.get_input_embeddings().weight.shape == (310, 32)
     assert bases_of(model)[""].digest == bases_of(HFCausalLM(folder, lora={"r": 2}))[""].digest
@@ -101,7 +96,7 @@ def test_new_rows_start_as_drawn_and_old_rows_stay_with_adapters(tmp_path: Path)
 
 
 @pytest.mark.parametrize("value", ["[a,a]", "['']", "text", "[3]"])
-def test_added_tokens_are_checked(run_here, tmp_path: Path, value: str):
+def test_wrong_added_tokens_are_refused(run_here, tmp_path: Path, value: str):
     save_model(tmp_path / "llama", tied=True)
-    wrong = run_here("check", *command(f"data.added_tokens={value}"), code=2).err
-    assert "added_tokens" in wrong and wrong.count("\n") == 1
+    error = run_here("check", *command(f"data.added_tokens={value}"), code=2).err
+    assert "added_tokens" in error and error.count("\n") == 1

@@ -88,7 +88,7 @@ class ChangeWeight(Algorithm):
             next(state.unwrapped_model.parameters()).mul_(2)
 
 
-def make_trainer(model: Model, **more: Any) -> Trainer:
+def make_trainer(model: Model, **arguments: Any) -> Trainer:
     tokens = (torch.arange(8)[:, None] + torch.arange(6)) % 11
     return Trainer(
         model=model,
@@ -96,7 +96,7 @@ def make_trainer(model: Model, **more: Any) -> Trainer:
         optimizers=lambda params: torch.optim.AdamW(params, lr=0.01),
         device="cpu",
         run_dir="run",
-        **more,
+        **arguments,
     )
 
 

@@ -139,8 +139,8 @@ def test_a_command_trains_and_resumes_a_timm_model(run_here: Any, make_cached: A
     whole, parts = (torch.load(f"{run}/checkpoints/ep2-ba4/model.pt", weights_only=True) for run in ("whole", "parts"))
     torch.testing.assert_close(parts, whole, rtol=0, atol=0)
 
-    wrong = run_here(*command, "model.module.name=resnet19", code=2).err
-    assert wrong.startswith("error: model.module.name='resnet19': timm has no such model; did you mean resnet18")
+    unknown = run_here(*command, "model.module.name=resnet19", code=2).err
+    assert unknown.startswith("error: model.module.name='resnet19': timm has no such model; did you mean resnet18")
     offline = run_here(*command, tiny, "model.module.pretrained=true", code=2).err
     assert offline.startswith("error: model.module.pretrained=True: the weights of") and offline.count("\n") == 1
     make_cached()

@@ -95,8 +95,8 @@ def test_adapters_train_only_the_added_rows_of_the_embedding(tmp_path: Path):
     assert not any(name.endswith(("embed_tokens.weight", "original_module.weight")) for name in trained)
 
 
-@pytest.mark.parametrize("value", ["[a,a]", "['']", "text", "[3]"])
-def test_wrong_added_tokens_are_refused(run_here, tmp_path: Path, value: str):
+def test_wrong_added_tokens_are_refused(run_here, tmp_path: Path):
     save_model(tmp_path / "llama", tied=True)
-    error = run_here("check", *command(f"data.added_tokens={value}"), code=2).err
-    assert "added_tokens" in error and error.count("\n") == 1
+    for value in ("[a,a]", "['']", "text", "[3]"):
+        error = run_here("check", *command(f"data.added_tokens={value}"), code=2).err
+        assert "added_tokens" in error and error.count("\n") == 1, value

@@ -1,4 +1,4 @@
-"""Models of transformers in whole runs, from the command line."""
+"""Runs of causal language models of transformers from the command line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_models import LLAMA, save_random_model
 from tiers import fast
 
 from runner.checkpoints.files import find_checkpoint
@@ -25,22 +26,16 @@ NO_DROPOUT = "model.module.overrides={attn_pdrop: 0.0, resid_pdrop: 0.0, embd_pd
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a GPT-2 (tied, dropout of 0.1), a Llama (not tied), a T5's config and a tokenizer of 256 tokens."""
+    """Return a folder with a GPT-2 (tied), a Llama (untied), both with dropout, and a tokenizer of 256 tokens."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
     from tokenizers.models import BPE
 
     root = tmp_path_factory.mktemp("models")
-    torch.manual_seed(1)
     common = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
-    llama = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    transformers.utils.logging.disable_progress_bar()
-    for name, config in {
-        "gpt2": transformers.GPT2Config(**common, n_positions=64, n_embd=32, n_layer=2, n_head=2),
-        "llama": transformers.LlamaConfig(**common, **llama, max_position_embeddings=64, attention_dropout=0.1),
-    }.items():
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
-    transformers.utils.logging.enable_progress_bar()
-    transformers.T5Config().save_pretrained(root / "t5")
+    gpt2 = transformers.GPT2Config(**common, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    save_random_model(gpt2, root / "gpt2")
+    llama = transformers.LlamaConfig(**common, **LLAMA, max_position_embeddings=64, attention_dropout=0.1)
+    save_random_model(llama, root / "llama")
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,13 +47,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(model: Path, *arguments: str, folder: str = "run", callbacks: str = "checkpoint_saver") -> list[str]:
-    """A short run on bytes."""
+    """Return the arguments of a short run on bytes."""
     return [
         *("model=hf_causal_lm", f"model.module.name={model}", "model.metric_name=BitsPerByte", "data=stdlib_text"),
         *("data.context=32", "data.batch_size=4", "data.eval_bytes=1024", "optimizer=adamw", "optimizer.lr=0.003"),
-        "scheduler=none",
-        *("algorithms=none", f"callbacks=[{callbacks}]", "trainer.max_duration=4ba", f"hydra.run.dir={folder}"),
-        *arguments,
+        *("scheduler=none", "algorithms=none", f"callbacks=[{callbacks}]", "trainer.max_duration=4ba"),
+        *(f"hydra.run.dir={folder}", *arguments),
     ]
 
 
@@ -66,25 +60,23 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
     return read_file(find_checkpoint(run), "model.pt")
 
 
-def assert_equal(one: Path, other: Path) -> None:
-    first, second = weights_of(one), weights_of(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
+def assert_same_weights(run: Path, expected_run: Path) -> None:
+    torch.testing.assert_close(weights_of(run), weights_of(expected_run), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
-def test_a_run_resumes_to_the_bit_with_dropout_and_can_be_made_again(run_here, models: Path, tmp_path: Path, name: str):
+def test_a_run_with_dropout_resumes_and_reruns_bit_for_bit(run_here, models: Path, tmp_path: Path, name: str):
     run_here(*command(models / name, "trainer.grad_accum=2"), code=0)
     run_here(*command(models / name, "trainer.grad_accum=2", "trainer.max_duration=2ba", folder="cut"), code=0)
-    # The weights that training began with are not needed any more.
-    unneeded = ["model.module.pretrained=false", "--allow-changes=model.module.pretrained"]
-    run_here("resume", "cut", "trainer.max_duration=4ba", *unneeded, code=0)
-    assert_equal(tmp_path / "run", tmp_path / "cut")
+    # A resumed run does not need the pretrained weights.
+    not_pretrained = ["model.module.pretrained=false", "--allow-changes=model.module.pretrained"]
+    run_here("resume", "cut", "trainer.max_duration=4ba", *not_pretrained, code=0)
+    assert_same_weights(tmp_path / "cut", tmp_path / "run")
     run_here("rerun", "run", "hydra.run.dir=again", code=0)
-    assert_equal(tmp_path / "run", tmp_path / "again")
+    assert_same_weights(tmp_path / "again", tmp_path / "run")
 
 
-def test_tied_weights_are_saved_once_and_stay_tied(run_here, models: Path, tmp_path: Path):
+def test_tied_weights_are_saved_once_and_remain_tied(run_here, models: Path, tmp_path: Path):
     run_here(*command(models / "gpt2"), code=0)
     weights = weights_of(tmp_path / "run")
     tied = [weights[f"module.network.{name}.weight"] for name in ("lm_head", "transformer.wte")]
@@ -94,7 +86,7 @@ def test_tied_weights_are_saved_once_and_stay_tied(run_here, models: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_is_evaluated_and_predicts(run_here, models: Path, tmp_path: Path):
+def test_eval_and_predict_agree_with_the_evaluation_of_training(run_here, models: Path, tmp_path: Path):
     trained = run_here(*command(models / "llama", callbacks="checkpoint_saver,console_summary"), code=0)
     evaluated = run_here("eval", "run", "hydra.run.dir=eval", code=0)
     values = [line.split() for line in (trained.out + evaluated.out).splitlines() if "BitsPerByte" in line]
@@ -105,30 +97,31 @@ def test_a_run_is_evaluated_and_predicts(run_here, models: Path, tmp_path: Path)
     assert float(predicted["loss"].mean()) / 0.6931 == pytest.approx(float(values[1][1]), rel=1e-3)
 
 
-def test_transformers_loads_what_was_trained(run_here, models: Path, tmp_path: Path):
+def test_transformers_loads_the_saved_model(run_here, models: Path, tmp_path: Path):
     ema = ["algorithms=[ema]", "algorithms.ema.half_life=1ba", "trainer.precision=fp32"]
     run_here(*command(models / "gpt2", *ema), code=0)
     folder = save_pretrained(tmp_path / "run", tmp_path / "saved", tokenizer=str(models / "tokenizer"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     ours = HFCausalLM(str(models / "gpt2")).eval()
-    ours.load_state_dict({key.removeprefix("module."): one for key, one in weights_of(tmp_path / "run").items()})
+    weights = weights_of(tmp_path / "run")
+    ours.load_state_dict({key.removeprefix("module."): weight for key, weight in weights.items()})
     tokens = torch.arange(40)[None]
     assert torch.equal(theirs(input_ids=tokens).logits, ours(tokens))
     assert transformers.AutoTokenizer.from_pretrained(folder).decode([40, 41])
-    # And it can be trained on from there.
+    # The saved model can also be the start of another run.
     assert torch.equal(HFCausalLM(str(folder)).eval()(tokens), ours(tokens))
 
 
-def test_adapters_train_resume_are_evaluated_and_merged(run_here, models: Path, tmp_path: Path):
+def test_adapters_are_trained_resumed_evaluated_and_merged(run_here, models: Path, tmp_path: Path):
     pytest.importorskip("peft")
     lora = ["model.module.lora={r: 2, lora_dropout: 0.1}", "optimizer.lr=0.01"]
     run_here(*command(models / "llama", *lora), code=0)
     run_here(*command(models / "llama", *lora, "trainer.max_duration=2ba", folder="cut"), code=0)
     before = weights_of(tmp_path / "cut")
     run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
-    assert_equal(tmp_path / "run", tmp_path / "cut")
+    assert_same_weights(tmp_path / "cut", tmp_path / "run")
     trained = weights_of(tmp_path / "run")
-    changed = {key for key, one in trained.items() if not torch.equal(one, before[key])}
+    changed = {key for key, weight in trained.items() if not torch.equal(weight, before[key])}
     assert changed and all("lora_" in key for key in changed)
 
     evaluated = run_here("eval", "run", "hydra.run.dir=eval", code=0)
@@ -136,37 +129,32 @@ def test_adapters_train_resume_are_evaluated_and_merged(run_here, models: Path, 
     folder = save_pretrained(tmp_path / "run", tmp_path / "saved")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ours = HFCausalLM(str(models / "llama"), lora={"r": 2, "lora_dropout": 0.1}).eval()
-    ours.load_state_dict({key.removeprefix("module."): one for key, one in trained.items()}, strict=False)
+    ours.load_state_dict({key.removeprefix("module."): weight for key, weight in trained.items()}, strict=False)
     tokens = torch.arange(32)[None]
     torch.testing.assert_close(theirs(input_ids=tokens).logits, ours(tokens))
 
 
 @pytest.mark.slow
-def test_adapters_are_exported(run_here, models: Path, tmp_path: Path):
+def test_a_model_with_adapters_is_exported(run_here, models: Path, tmp_path: Path):
     pytest.importorskip("peft")
     lora = "model.module.lora={r: 2, lora_dropout: 0.1}"
-    one_batch = ("trainer.max_duration=1ba", "optimizer.lr=0.01")
-    run_here(*command(models / "llama", lora, *one_batch, callbacks="export_for_inference", folder="out"), code=0)
+    short = ("trainer.max_duration=1ba", "optimizer.lr=0.01")
+    run_here(*command(models / "llama", lora, *short, callbacks="export_for_inference", folder="out"), code=0)
     tokens = torch.arange(32)[None]
     assert torch.export.load(tmp_path / "out" / "model.pt2").module()(tokens).shape == (1, 32, 256)
 
 
 @pytest.mark.slow
-def test_what_transformers_could_not_load_is_not_written(run_here, models: Path, tmp_path: Path):
+def test_models_that_transformers_cannot_load_are_not_saved(run_here, models: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         save_pretrained(tmp_path / "run", tmp_path / "saved")
-    run_here("model=gpt", *(one for one in command(models) if not one.startswith("model")), code=0)
+    run_here("model=gpt", *(word for word in command(models) if not word.startswith("model")), code=0)
     with pytest.raises(ValueError, match=r"run='.*run.*': its model is neither model=hf_model nor model=hf_causal_lm"):
         save_pretrained(tmp_path / "run", tmp_path / "saved")
-    factorized = [
-        "algorithms=[factorize]",
-        "algorithms.factorize.min_features=8",
-        "algorithms.factorize.latent_features=4",
-    ]
-    run_here(*command(models / "llama", *factorized, folder="changed"), code=0)
-    with pytest.raises(
-        ValueError, match="of its weights do not belong to transformers. model.*an algorithm has changed"
-    ):
+    factorize = [f"algorithms.factorize.{option}" for option in ("min_features=8", "latent_features=4")]
+    run_here(*command(models / "llama", "algorithms=[factorize]", *factorize, folder="changed"), code=0)
+    message = "of its weights do not belong to transformers. model.*an algorithm has changed"
+    with pytest.raises(ValueError, match=message):
         save_pretrained(tmp_path / "changed", tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     (tmp_path / "saved").mkdir()
@@ -176,18 +164,16 @@ def test_what_transformers_could_not_load_is_not_written(run_here, models: Path,
 
 
 @pytest.mark.slow
-def test_two_ranks_train_as_one_and_transformers_says_nothing(run_here, run_app, models: Path, tmp_path: Path):
+def test_two_ranks_train_like_one_without_messages_of_transformers(run_here, run_app, models: Path, tmp_path: Path):
     run_here(*command(models / "gpt2", NO_DROPOUT), code=0)
     two = run_app(*command(models / "gpt2", NO_DROPOUT, "launch.nproc_per_node=2", folder="two"))
-    first, second = weights_of(tmp_path / "run"), weights_of(tmp_path / "two")
-    for key in first:
-        torch.testing.assert_close(first[key], second[key], rtol=1e-3, atol=1e-5, msg=key)
+    torch.testing.assert_close(weights_of(tmp_path / "two"), weights_of(tmp_path / "run"), rtol=1e-3, atol=1e-5)
     assert two.stderr == "" and "transformers" not in two.stdout
 
 
 @pytest.mark.filterwarnings("ignore:precision='amp_bf16'")
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
-def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path: Path, name: str):
+def test_algorithms_and_callbacks_work_with_models_of_transformers(run_here, models: Path, tmp_path: Path, name: str):
     block = {"gpt2": "*Block", "llama": "*DecoderLayer"}[name]
     algorithms = "ema,activation_checkpointing,gradient_clipping,seq_length_warmup,layer_freezing"
     callbacks = "json_lines_logger,generate,activation_monitor,optimizer_monitor,nan_monitor,speed_monitor"
@@ -197,39 +183,39 @@ def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path:
         *("algorithms.ema.half_life=1ba", "algorithms.layer_freezing.freeze_start=0.0"),
         *("trainer.precision=amp_bf16", "trainer.grad_accum=2", "callbacks.activation_monitor.interval=1ba"),
         "callbacks.optimizer_monitor.batch_log_interval=1",
-        # More than the model has positions, so that it forgets the beginning.
+        # Prompt and new tokens exceed the positions of the model, which drops the first tokens.
         *("callbacks.generate.max_new_tokens=40", "callbacks.generate.prompts=['import os']"),
         "callbacks.generate.tokenizer={_target_: transformers.AutoTokenizer.from_pretrained, "
         f"pretrained_model_name_or_path: {models / 'tokenizer'}}}",
         code=0,
     )
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
-    for logged in ("activations/l2_norm/module.network.", "BitsPerByte", "import os", "l2_norm/grad/module.network."):
-        assert logged in text, logged
+    for key in ("activations/l2_norm/module.network.", "BitsPerByte", "import os", "l2_norm/grad/module.network."):
+        assert key in text, key
 
 
 @pytest.mark.parametrize("save_format", fast(["safetensors", "torch_export", "torchscript"], "safetensors"))
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
-def test_it_is_exported(run_here, models: Path, tmp_path: Path, name: str, save_format: str):
+def test_a_model_is_exported_in_each_format(run_here, models: Path, tmp_path: Path, name: str, save_format: str):
     export = f"callbacks.export_for_inference.save_format={save_format}"
     run_here(*command(models / name, export, "trainer.max_duration=1ba", callbacks="export_for_inference"), code=0)
     assert [*(tmp_path / "run").glob("model.*")]
 
 
 @pytest.mark.parametrize("verb", ["check", "explain"])
-def test_a_run_is_tried_out_and_explained(run_here, models: Path, verb: str):
+def test_check_and_explain_accept_a_model_of_transformers(run_here, models: Path, verb: str):
     ended = run_here(verb, *command(models / "gpt2"), code=0)
     assert ended.err == "" and (verb != "check" or "LanguageModel(HFCausalLM)" in ended.out)
 
 
-def test_a_large_model_is_tried_out_without_its_weights(run_here, models: Path):
+def test_check_keeps_a_large_model_on_the_meta_device(run_here, models: Path):
     large = ["model.module.pretrained=false", "model.module.overrides={n_embd: 1024, n_layer: 4}"]
     ended = run_here("check", *command(models / "gpt2", *large), code=0)
     assert "on the meta device" in ended.out
 
 
-def test_a_wrong_command_ends_before_data_are_read(run_here, models: Path):
-    data = "data._target_=own.load"  # which is there for its signature only
+def test_a_wrong_context_is_refused_before_data_are_read(run_here, models: Path):
+    data = "data._target_=own.load"  # has the arguments of data=stdlib_text
     Path("own.py").write_text(
         "def load(batch_size, context, eval_batch_size, eval_bytes, test_bytes, seed):\n"
         "    raise RuntimeError('data were read')\n"

@@ -1,4 +1,4 @@
-"""Texts that models of transformers generate in evaluations and predictions, compared with transformers itself."""
+"""Texts generated in evaluations and predictions, compared with `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from python_process import run_python
+from random_models import save_random_model
 from tiny_tokenizer import make_tokenizer
 from torch import Tensor
 
@@ -34,7 +35,7 @@ BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_di
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a BART and a GPT-2 of large random weights, each with a tokenizer that has a padding token."""
+    """Return a folder with a BART and a GPT-2 with large random weights, and a tokenizer with a padding token each."""
     prepare_import("transformers")
     root = tmp_path_factory.mktemp("models")
     make_tokenizer(root / "tokenizer")
@@ -58,13 +59,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             **ends, n_positions=48, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4, bos_token_id=0
         ),
     }
-    transformers.utils.logging.disable_progress_bar()
     for name, config in configs.items():
-        torch.manual_seed(0)
-        kind = transformers.AutoModelForSeq2SeqLM if name == "bart" else transformers.AutoModelForCausalLM
-        kind.from_config(config).save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    transformers.utils.logging.enable_progress_bar()
+        tokenizer.save_pretrained(save_random_model(config, root / name, seed=0))
     return root
 
 
@@ -80,51 +76,51 @@ def prompts_of(count: int = 6, seed: int = 0) -> list[list[int]]:
 
 
 def batch_of(prompts: list[list[int]], answers: list[list[int]], is_causal: bool) -> dict[str, Tensor]:
-    """Padded on the right, as in training."""
+    """Return a batch that is padded on the right, as in training."""
     rows = [prompt + answer if is_causal else prompt for prompt, answer in zip(prompts, answers, strict=True)]
-    labels = [[-100] * len(p) * is_causal + answer for p, answer in zip(prompts, answers, strict=True)]
+    labels = [[-100] * len(prompt) * is_causal + answer for prompt, answer in zip(prompts, answers, strict=True)]
     pad: Any = torch.nn.utils.rnn.pad_sequence
     tensors = [[torch.tensor(row) for row in part] for part in (rows, [[1] * len(row) for row in rows], labels)]
     tokens, mask, targets = (pad(part, True, value) for part, value in zip(tensors, (0, 0, -100), strict=True))
     return {"input_ids": tokens, "attention_mask": mask, "labels": targets}
 
 
-def theirs(folder: Path, prompts: list[list[int]], **options: Any) -> list[str]:
-    """What transformers generates for each prompt alone."""
-    kind = transformers.AutoModelForSeq2SeqLM if folder.name == "bart" else transformers.AutoModelForCausalLM
-    model = kind.from_pretrained(folder).eval()
+def generate_with_transformers(folder: Path, prompts: list[list[int]], **options: Any) -> list[str]:
+    """Return the text that transformers generates for each prompt, one at a time."""
+    auto_class = transformers.AutoModelForSeq2SeqLM if folder.name == "bart" else transformers.AutoModelForCausalLM
+    model = auto_class.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = []
     for prompt in prompts:
         tokens = torch.tensor([prompt])
-        made = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), do_sample=False, **options)
-        new = made[0, 1 if folder.name == "bart" else len(prompt) :]
-        texts.append(tokenizer.decode(new, skip_special_tokens=True).strip())
+        output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), do_sample=False, **options)
+        new_tokens = output[0, 1 if folder.name == "bart" else len(prompt) :]
+        texts.append(tokenizer.decode(new_tokens, skip_special_tokens=True).strip())
     return texts
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"repetition_penalty": 1.5}], ids=str)
 @pytest.mark.parametrize("name", ["bart", "gpt2"])
-def test_a_padded_batch_generates_what_transformers_generates_row_by_row(models: Path, name: str, options: Any):
+def test_a_padded_batch_generates_like_transformers_row_by_row(models: Path, name: str, options: Any):
     model = make(models / name, **options)
     prompts = prompts_of()
     with torch.no_grad():
         texts = model.texts(batch_of(prompts, [[5, 6], [7], [8, 9, 10], [11], [12], [13]], name == "gpt2"))
-    expected = theirs(models / name, prompts, max_new_tokens=8, **options)
+    expected = generate_with_transformers(models / name, prompts, max_new_tokens=8, **options)
     assert texts.generated == expected and len({*expected}) > 3
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / name)
     assert texts.inputs == [tokenizer.decode(prompt).strip() for prompt in prompts]
     assert texts.references[2] == tokenizer.decode([8, 9, 10]).strip()
 
 
-def test_windows_of_a_language_model_begin_with_the_prompt(models: Path):
+def test_the_first_tokens_of_a_window_are_the_prompt_of_a_language_model(models: Path):
     module = HFCausalLM(str(models / "gpt2"), context=12)
     options = {"max_new_tokens": 4, "prompt_tokens": 5}
     model = HFLanguageModel(module, generation=options, tokenizer=str(models / "gpt2")).eval()
     rows = torch.tensor([prompts_of(1, seed)[0] * 6 + [7] for seed in range(3)])[:, :13]
     batch = (rows[:, :-1], rows[:, 1:])
     texts = model.texts(batch)
-    assert texts.generated == theirs(models / "gpt2", rows[:, :5].tolist(), max_new_tokens=4)
+    assert texts.generated == generate_with_transformers(models / "gpt2", rows[:, :5].tolist(), max_new_tokens=4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / "gpt2")
     assert texts.references == [tokenizer.decode(row).strip() for row in rows[:, 5:9]]
     assert {*model.metrics(train=False)} == {"BitsPerToken", "ExactMatch", "ROUGE", "BLEU"}
@@ -132,17 +128,18 @@ def test_windows_of_a_language_model_begin_with_the_prompt(models: Path):
 
 
 @pytest.mark.parametrize("name", ["bart", "gpt2"])
-def test_a_sampled_text_depends_on_the_seed_and_its_row_alone(models: Path, name: str):
+def test_a_sampled_text_depends_only_on_the_seed_and_the_row(models: Path, name: str):
+    def generate(model: HFModel, prompts: list[list[int]]) -> list[str]:
+        return model.texts(batch_of(prompts, [[5]] * len(prompts), name == "gpt2")).generated
+
     prompts = prompts_of()
-    empty: list[list[int]] = [[5]] * len(prompts)
-    sampled = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95}
-    model = make(models / name, **sampled)
-    whole = model.texts(batch_of(prompts, empty, name == "gpt2")).generated
-    turned = model.texts(batch_of(prompts[::-1], empty, name == "gpt2")).generated[::-1]
-    alone = [model.texts(batch_of([prompt], [[5]], name == "gpt2")).generated[0] for prompt in prompts]
-    assert whole == turned == alone
-    assert make(models / name, **sampled, seed=1).texts(batch_of(prompts, empty, name == "gpt2")).generated != whole
-    assert make(models / name).texts(batch_of(prompts, empty, name == "gpt2")).generated != whole
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95}
+    model = make(models / name, **sampling)
+    texts = generate(model, prompts)
+    assert texts == generate(model, prompts[::-1])[::-1]
+    assert texts == [generate(model, [prompt])[0] for prompt in prompts]
+    assert texts != generate(make(models / name, **sampling, seed=1), prompts)
+    assert texts != generate(make(models / name), prompts)
 
 
 @pytest.mark.slow
@@ -157,17 +154,17 @@ def test_sampled_tokens_follow_the_distribution_of_the_model(models: Path):
     logits = network.base(input_ids=torch.tensor([prompt])).logits[0, -1]
     top = logits.topk(3)
     expected = top.values.softmax(-1)
-    assert counts[top.indices].sum() >= 399  # the end of text counts elsewhere
+    assert counts[top.indices].sum() >= 399  # an empty text is counted at index 0
     assert torch.allclose(counts[top.indices] / 400, expected, atol=0.1)
 
 
-def test_a_prompt_is_cut_on_its_left_to_leave_room(models: Path):
-    long = torch.randint(3, 290, (46,), generator=torch.Generator().manual_seed(0)).tolist()
-    texts = make(models / "gpt2").texts(batch_of([long], [[5]], True))
-    assert texts.generated == theirs(models / "gpt2", [long[-40:]], max_new_tokens=8)
+def test_a_long_prompt_loses_the_first_tokens_to_leave_room_for_new_ones(models: Path):
+    prompt = torch.randint(3, 290, (46,), generator=torch.Generator().manual_seed(0)).tolist()
+    texts = make(models / "gpt2").texts(batch_of([prompt], [[5]], True))
+    assert texts.generated == generate_with_transformers(models / "gpt2", [prompt[-40:]], max_new_tokens=8)
 
 
-def test_the_last_labeled_span_is_the_reference_and_rows_without_labels_have_none(models: Path):
+def test_the_last_labeled_span_is_the_reference_which_is_empty_without_labels(models: Path):
     model = make(models / "gpt2")
     tokens = torch.tensor([[20, 21, 22, 23, 24, 25]])
     labels = torch.tensor([[-100, 21, -100, -100, 24, 25]])
@@ -182,7 +179,7 @@ def test_the_last_labeled_span_is_the_reference_and_rows_without_labels_have_non
     assert seq2seq.predictions(batch, seq2seq(batch))["reference"] == [""]
 
 
-def test_scores_in_parts_are_those_of_torchmetrics_on_all_texts():
+def test_scores_of_batches_equal_those_of_torchmetrics_on_all_texts():
     generated = ["the quick fox", "a dog sleeps", "brown", "the lazy dog jumps over the fox", ""]
     references = ["the quick brown fox", "a dog sleeps", "fox", "the lazy dog jumps over a fox", "that"]
     metrics = text_metrics()
@@ -212,7 +209,7 @@ def test_scores_in_parts_are_those_of_torchmetrics_on_all_texts():
         ({"early_stopping": "x"}, "transformers refuses it: "),
     ],
 )
-def test_wrong_options(models: Path, generation: dict[str, Any], message: str):
+def test_wrong_options_are_refused(models: Path, generation: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         make(models / "gpt2", **generation)
 
@@ -226,7 +223,7 @@ def test_generation_needs_a_tokenizer_and_a_task_that_generates(models: Path):
 
 @pytest.fixture
 def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A csv file with 25 pairs of texts, of which 7 are evaluated: an odd number for two ranks."""
+    """Write a CSV file with 25 pairs of texts, of which 7 are evaluated: an odd number for two ranks."""
     datasets: Any = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     lines = [f"{' '.join(WORDS[: 2 + n % 9])},{' '.join(WORDS[n % 9 : 3 + n % 9])}" for n in range(25)]
@@ -260,19 +257,17 @@ def rows_in(path: Path) -> list[dict[str, str]]:
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
-def test_a_run_trains_resumes_is_evaluated_and_predicts_texts(run_here, models: Path, pairs: Path):
+def test_training_eval_predict_and_resume_agree_on_texts_and_scores(run_here, models: Path, pairs: Path):
     run_here(*command(models / "bart", "trainer.eval_interval=2ba"), code=0)
     run_here("eval", "run", "hydra.run.dir=eval", code=0)
     run_here("predict", "run", "hydra.run.dir=predicted", code=0)
     trained = metrics_in(pairs / "run")
     assert metrics_in(pairs / "eval") == pytest.approx(trained, rel=1e-5)
     rows = rows_in(pairs / "predicted" / "predictions.parquet")
-    folder = save_pretrained(pairs / "run", pairs / "saved", tokenizer=str(models / "bart"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "bart")
+    folder = save_pretrained(pairs / "run", pairs / "bart", tokenizer=str(models / "bart"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     prompts = [tokenizer(row["input"])["input_ids"] for row in rows]
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    made = [model.generate(input_ids=torch.tensor([p]), max_new_tokens=6, do_sample=False)[0, 1:] for p in prompts]
-    assert [row["generated"] for row in rows] == [tokenizer.decode(m, skip_special_tokens=True).strip() for m in made]
+    assert [row["generated"] for row in rows] == generate_with_transformers(folder, prompts, max_new_tokens=6)
     import_torchmetrics()
     from torchmetrics.text import BLEUScore, ROUGEScore
 
@@ -282,9 +277,9 @@ def test_a_run_trains_resumes_is_evaluated_and_predicts_texts(run_here, models: 
     assert trained["ROUGE/rougeL"] == pytest.approx(float(rouge["rougeL_fmeasure"]), abs=1e-6)
     assert trained["BLEU"] == pytest.approx(float(BLEUScore()(generated, [[text] for text in references])))
 
-    tables = [json.loads(line) for line in (pairs / "run" / "metrics.jsonl").read_text().splitlines()]
-    (*_, table) = [row for row in tables if "texts/eval" in json.dumps(row)]
-    assert json.dumps(table).count(json.dumps(rows[0]["reference"])) >= 2  # of two evaluations
+    lines = (pairs / "run" / "metrics.jsonl").read_text().splitlines()
+    *_, table = [line for line in lines if "texts/eval" in line]
+    assert table.count(json.dumps(rows[0]["reference"])) >= 2  # the table has rows of both evaluations
 
     run_here(*command(models / "bart", "trainer.max_duration=2ba", folder="cut"), code=0)
     run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
@@ -295,25 +290,25 @@ def test_a_run_trains_resumes_is_evaluated_and_predicts_texts(run_here, models: 
 def test_two_ranks_generate_each_text_once(run_here, models: Path, pairs: Path):
     sampled = "max_new_tokens: 6, do_sample: true, top_k: 20"
     run_here(*command(models / "bart", generation=sampled), code=0)
-    run_here("eval", "run", "hydra.run.dir=one", "data.eval_batch_size=7", code=0)
-    run_here("predict", "run", "hydra.run.dir=predicted", code=0)
+    run_here("eval", "run", "hydra.run.dir=eval", "data.eval_batch_size=7", code=0)
+    run_here("predict", "run", "hydra.run.dir=predict", code=0)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     for verb in ("eval", "predict"):
-        arguments = [*torchrun, verb, "run", f"hydra.run.dir={verb}2", "data.eval_batch_size=4"]
+        arguments = [*torchrun, verb, "run", f"hydra.run.dir={verb}-on-ranks", "data.eval_batch_size=4"]
         run_python(arguments, cwd=pairs, check=True)
-    assert metrics_in(pairs / "eval2") == pytest.approx(metrics_in(pairs / "one"), rel=1e-5)
-    files = (pairs / "predicted" / "predictions.parquet", pairs / "predict2" / "predictions.parquet")
-    assert rows_in(files[0]) == rows_in(files[1]) and len(rows_in(files[0])) == 7
+    assert metrics_in(pairs / "eval-on-ranks") == pytest.approx(metrics_in(pairs / "eval"), rel=1e-5)
+    rows, rows_of_ranks = (rows_in(pairs / run / "predictions.parquet") for run in ("predict", "predict-on-ranks"))
+    assert rows_of_ranks == rows and len(rows) == 7
 
 
-def test_a_wrong_option_ends_the_command_with_its_key(run_here, models: Path, pairs: Path):
+def test_a_wrong_option_of_generation_ends_the_command(run_here, models: Path, pairs: Path):
     ended = run_here(*command(models / "bart", generation="max_tokens: 6"), code=2)
     assert "; did you mean" in ended.err and "model.generation" in ended.err
     assert not (pairs / "run").exists()
 
 
 @pytest.mark.slow
-def test_the_callback_generate_takes_the_name_of_a_tokenizer(models: Path):
+def test_the_generate_callback_loads_a_tokenizer_by_name(models: Path):
     from runner.callbacks import Generate
 
     generate = Generate(["the dog"], tokenizer=str(models / "gpt2"))
@@ -327,7 +322,7 @@ def test_the_callback_generate_takes_the_name_of_a_tokenizer(models: Path):
         Generate(["the dog"], tokenizer=7)
 
 
-def test_a_sharded_model_that_would_generate_is_refused_before_training(run_app, models: Path, pairs: Path):
+def test_generation_with_a_sharded_model_is_refused_before_training(run_app, models: Path, pairs: Path):
     words = command(models / "bart", "trainer.parallel=fsdp", "launch.nproc_per_node=2")
     for verb in ("check", "train"):
         errors = run_app(verb, *words, exit_code=2).stderr

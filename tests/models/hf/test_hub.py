@@ -1,4 +1,4 @@
-"""The Hub, as far as a model needs it: a server of this machine in its place, and a cache in the test's folder."""
+"""Models from the Hub, which a local server replaces; the cache is in the folder of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from random_models import save_random_model
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -23,20 +23,20 @@ RUN += ("data.eval_bytes=1024", "optimizer=adamw", "algorithms=none", "callbacks
 
 
 class Hub:
-    """What of the Hub is asked for here.
+    """A server with the model `owner/tiny` and the gated model `owner/gated`.
 
     Attributes:
-        asked: paths, in order, with the method in front.
-        env: for processes that are to ask it.
+        requests: method and path of each request, in order.
+        env: environment of processes that use this server as the Hub.
     """
 
     def __init__(self, files: Path, cache: Path) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_HEAD(self) -> None:
-                hub.asked.append(f"{self.command} {self.path}")
+                hub.requests.append(f"{self.command} {self.path}")
                 name, _, rest = self.path.removeprefix("/").partition("/resolve/")
                 revision, _, rest = rest.partition("/")
                 file = files / rest
@@ -77,37 +77,32 @@ class Hub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Nobody answers any more; may be called again."""
         self.server.shutdown()
         self.server.server_close()
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    files = tmp_path / "files"
-    torch.manual_seed(1)
     config = transformers.GPT2Config(
         vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    transformers.utils.logging.disable_progress_bar()
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(files)
-    transformers.utils.logging.enable_progress_bar()
-    hub = Hub(files, tmp_path / "cache")
+    hub = Hub(save_random_model(config, tmp_path / "files"), tmp_path / "cache")
     yield hub
     hub.close()
 
 
-def test_a_model_is_downloaded_once_and_then_nobody_is_asked(hub: Hub, run_app):
+def test_a_model_is_downloaded_once_and_resumed_without_a_request(hub: Hub, run_app):
     trained = run_app(*RUN, "trainer.max_duration=2ba", "hydra.run.dir=run", env=hub.env)
     assert trained.stderr == "INFO: looking for 'owner/tiny' on the Hub\n"
     assert "[transformers]" not in trained.stdout
-    assert sum(one.startswith("GET") and one.endswith("model.safetensors") for one in hub.asked) == 1
-    hub.asked.clear()
+    downloads = [request for request in hub.requests if request.startswith("GET")]
+    assert sum(request.endswith("model.safetensors") for request in downloads) == 1
+    hub.requests.clear()
     run_app("resume", "run", "trainer.max_duration=4ba", env=hub.env)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
-TRY = """
+LOAD_MODELS = """
 import sys
 from runner.models.hf.causal_lm import HFCausalLM
 for name in sys.argv[1:]:
@@ -119,9 +114,9 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_what_the_hub_does_not_give_is_refused_in_a_sentence(hub: Hub):
+def test_unknown_and_gated_models_and_unknown_revisions_have_an_error_of_one_line(hub: Hub):
     names = ["owner/tyni", "owner/gated", "owner/tiny@v9"]
-    command = [sys.executable, "-W", "error", "-c", TRY, *names]
+    command = [sys.executable, "-W", "error", "-c", LOAD_MODELS, *names]
     ended = subprocess.run(command, env=os.environ | hub.env, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     assert ended.stdout.splitlines() == [
@@ -133,7 +128,7 @@ def test_what_the_hub_does_not_give_is_refused_in_a_sentence(hub: Hub):
     ]
 
 
-def test_a_wrong_name_ends_the_command(hub: Hub, run_app):
+def test_a_command_with_an_unknown_model_ends_with_the_error(hub: Hub, run_app):
     ended = run_app(*RUN, "model.module.name=owner/tyni", env=hub.env, exit_code=2)
     first, last = ended.stderr.splitlines()
     assert first == "INFO: looking for 'owner/tyni' on the Hub"

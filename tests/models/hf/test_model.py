@@ -1,4 +1,4 @@
-"""Models of transformers with their own loss: each task, adapters, and BERT on a csv file without Python."""
+"""HFModel, compared with losses of transformers for each task, and trained on a CSV file by the documented command."""
 
 from __future__ import annotations
 
@@ -15,47 +15,42 @@ from torch import Tensor
 
 from runner.checkpoints.files import find_checkpoint, read_file
 from runner.libraries.extras import how_to_install
+from runner.libraries.torchmetrics import import_torchmetrics
 from runner.models.hf.model import HFModel
 from runner.models.hf.network import HFNetwork
+from runner.models.hf.saving import save_pretrained
 
 transformers: Any = pytest.importorskip("transformers")
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
-GPT2 = {
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "vocab_size": 50,
-    "n_positions": 32,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 32}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a BERT of random weights and its tokenizer of a few words."""
+    """Return a folder with a BERT with random weights and a tokenizer of a few words."""
     return make_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
 def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A csv file in which the last of a few words decides, and a place of its own for what datasets prepares."""
+    """Write a CSV file of reviews in which the last word determines the verdict; datasets caches in the same folder."""
     datasets: Any = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     generator = torch.Generator().manual_seed(0)
     lines = ["review,verdict"]
     for number in range(100):
         neutral = [WORDS[i] for i in torch.randint(7, (1 + number % 5,), generator=generator).tolist()]
-        decides = WORDS[7 + int(torch.randint(3, (), generator=generator)) + 3 * (number % 2)]
-        lines.append(f"{' '.join([*neutral, decides])},{('positive', 'negative')[number % 2]}")
+        last = WORDS[7 + int(torch.randint(3, (), generator=generator)) + 3 * (number % 2)]
+        lines.append(f"{' '.join([*neutral, last])},{('positive', 'negative')[number % 2]}")
     file = tmp_path / "reviews.csv"
     file.write_text("\n".join(lines) + "\n")
     return file
 
 
 def command(bert: Path, *arguments: str) -> list[str]:
-    """The documented command, on a tiny model that is here, and with a few batches."""
+    """Return the arguments of the documented command, with a tiny model from a folder."""
     lines = (line for line in DOCS.read_text().splitlines() if line.startswith("python -m runner model=hf_model"))
     line = next(line for line in lines if "data.data_files=reviews.csv" in line)
     words = shlex.split(line.replace("google-bert/bert-base-uncased", str(bert)))[3:]
@@ -70,12 +65,12 @@ def draw(task: str, samples: int = 4) -> dict[str, Tensor]:
     tokens = torch.randint(1, BERT["vocab_size"], (samples, 6), generator=torch.Generator().manual_seed(0))
     labels = tokens % 3
     labels[:, 4:] = -100
-    labels[0, 1:] = -100  # so that samples have unequal numbers of labels
+    labels[0, 1:] = -100  # the first sample has fewer labels
     labels = {"sequence_classification": tokens[:, 0] % 3, "token_classification": labels}.get(task, labels)
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
 
-def test_bert_is_fine_tuned_on_a_csv_file_by_the_documented_command(run_here, bert: Path, reviews: Path):
+def test_the_documented_command_fine_tunes_bert_on_a_csv_file(run_here, bert: Path, reviews: Path):
     short = ["optimizer.lr=0.01", "scheduler=none", "trainer.max_duration=6ep", "hydra.run.dir=run"]
     ended = run_here(*command(bert, *short), code=0)
     accuracy = re.search(r"eval/MulticlassAccuracy +([\d.]+)", ended.out)
@@ -87,11 +82,11 @@ def test_bert_is_fine_tuned_on_a_csv_file_by_the_documented_command(run_here, be
     assert (predicted["prediction"] == predicted["target"]).float().mean() > 0.8
 
 
-def test_a_run_is_tried_out_without_reading(run_here, bert: Path, reviews: Path):
+def test_check_shows_the_batch_and_refuses_missing_classes(run_here, bert: Path, reviews: Path):
     ended = run_here("check", *command(bert), code=0)
     assert "input_ids int64 (4, 128), token_type_ids int64 (4, 128)" in " ".join(ended.out.split())
-    wrong = run_here("check", *command(bert, "model.module.num_labels=1", "data.classes=[negative]"), code=2)
-    assert "data.classes=['negative']: the column 'verdict' also has 'positive'" in wrong.err
+    refused = run_here("check", *command(bert, "model.module.num_labels=1", "data.classes=[negative]"), code=2)
+    assert "data.classes=['negative']: the column 'verdict' also has 'positive'" in refused.err
 
 
 TASKS = ["sequence_classification", "token_classification", "masked_lm", "causal_lm"]
@@ -105,19 +100,19 @@ def make(task: str, **options: Any) -> HFModel:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_weighted_parts_of_a_batch_have_the_loss_of_the_whole(task: str):
+def test_weighted_microbatches_have_the_loss_and_metrics_of_the_whole_batch(task: str):
     model = make(task)
     batch = draw(task)
     outputs = model(batch)
     network: Any = model.module
     theirs = network.base(**batch)
     torch.testing.assert_close(model.loss(outputs, batch), theirs.loss)
-    parts = [{name: one[span] for name, one in batch.items()} for span in (slice(1, 2), slice(2, 4), slice(0, 1))]
-    if task == "causal_lm":
-        parts = parts[:2]  # the first sample has no label of a next token
-        batch = {name: one[1:] for name, one in batch.items()}
+    if task == "causal_lm":  # the first sample has no next token with a label
+        batch = {name: tensor[1:] for name, tensor in batch.items()}
+    parts = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(0, 1), slice(1, None))]
     weights = [float(model.loss_weight(part)) for part in parts]
-    mean = sum(w * model.loss(model(part), part) for w, part in zip(weights, parts, strict=True)) / sum(weights)
+    losses = [weight * model.loss(model(part), part) for weight, part in zip(weights, parts, strict=True)]
+    mean = torch.stack(losses).sum() / sum(weights)
     torch.testing.assert_close(mean, model.loss(model(batch), batch))
     for name, metric in model.metrics(train=False).items():
         for part in parts:
@@ -130,7 +125,7 @@ def test_weighted_parts_of_a_batch_have_the_loss_of_the_whole(task: str):
             torch.testing.assert_close(metric.compute(), hits[counts].float().mean())
 
 
-def test_a_model_that_maps_sequences_to_sequences(tmp_path: Path):
+def test_a_seq2seq_model_trains_and_has_bits_per_token(tmp_path: Path):
     options = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
     transformers.T5Config(**options, decoder_start_token_id=0, pad_token_id=0).save_pretrained(tmp_path)
     model = HFModel(HFNetwork(str(tmp_path), "seq2seq_lm", pretrained=False))
@@ -141,7 +136,7 @@ def test_a_model_that_maps_sequences_to_sequences(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("labels", "problem"), [(1, None), (3, "multi_label_classification")])
-def test_whole_numbers_are_targets_of_regression_and_of_several_labels(labels: int, problem: str | None):
+def test_integer_targets_are_accepted_in_regression_and_multi_label_classification(labels: int, problem: str | None):
     network = HFNetwork("bert", pretrained=False, num_labels=labels, overrides={**BERT, "problem_type": problem})
     model = HFModel(network)
     shape = (4,) if labels == 1 else (4, labels)
@@ -154,30 +149,24 @@ def test_whole_numbers_are_targets_of_regression_and_of_several_labels(labels: i
     assert model.predictions(batch, outputs)["prediction"].shape == shape
 
 
-def test_only_adapters_and_the_classifier_train_resume_and_are_merged(run_here, bert: Path, reviews: Path):
-    from runner.models.hf.saving import save_pretrained
-
+def test_adapters_and_the_classifier_are_trained_resumed_and_merged(run_here, bert: Path, reviews: Path):
     pytest.importorskip("peft")
-    lora = [
-        "model.module.lora={r: 2, lora_dropout: 0.1}",
-        "optimizer.lr=0.01",
-        "scheduler=none",
-        "trainer.max_duration=4ba",
-    ]
+    lora = ["model.module.lora={r: 2, lora_dropout: 0.1}", "optimizer.lr=0.01", "scheduler=none"]
+    lora.append("trainer.max_duration=4ba")
     run_here(*command(bert, *lora, "hydra.run.dir=whole"), code=0)
     run_here(*command(bert, *lora, "trainer.max_duration=2ba", "hydra.run.dir=cut"), code=0)
     before = weights_of(Path("cut"))
     run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
-    whole, cut = weights_of(Path("whole")), weights_of(Path("cut"))
-    assert all(torch.equal(whole[key], cut[key]) for key in whole) and whole.keys() == cut.keys()
+    whole = weights_of(Path("whole"))
+    torch.testing.assert_close(weights_of(Path("cut")), whole, rtol=0, atol=0)
     changed = {key for key in whole if not torch.equal(whole[key], before[key])}
     assert changed and all("lora_" in key or "modules_to_save" in key for key in changed)
 
     folder = save_pretrained("whole", "saved", tokenizer=str(bert))
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     network = HFNetwork(str(bert), num_labels=2, lora={"r": 2, "lora_dropout": 0.1}).eval()
-    network.load_state_dict({key.removeprefix("module."): one for key, one in whole.items()}, strict=False)
-    batch = {name: one for name, one in draw("sequence_classification").items() if name != "labels"}
+    network.load_state_dict({key.removeprefix("module."): weight for key, weight in whole.items()}, strict=False)
+    batch = {name: tensor for name, tensor in draw("sequence_classification").items() if name != "labels"}
     torch.testing.assert_close(theirs(**batch).logits, network(**batch).logits)
 
 
@@ -191,9 +180,7 @@ def test_a_model_with_adapters_is_exported(run_here, bert: Path, reviews: Path):
     assert [*module(batch)] == ["logits"]
 
 
-def test_metrics_of_ones_own_and_any_model_of_transformers():
-    from runner.libraries.torchmetrics import import_torchmetrics
-
+def test_hf_model_accepts_any_model_of_transformers_and_other_metrics():
     f1 = import_torchmetrics().F1Score(task="multiclass", num_classes=3, average="macro")
     config = transformers.BertConfig(**BERT, num_labels=3)
     model = HFModel(transformers.BertForSequenceClassification(config), {"f1": f1})
@@ -211,7 +198,7 @@ def test_metrics_of_ones_own_and_any_model_of_transformers():
         ({"name": "t5", "task": "masked_lm"}, "name='t5': transformers has no 't5' model for task='masked_lm'"),
     ],
 )
-def test_wrong_arguments(options: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         HFNetwork(**{"name": "bert", "pretrained": False, **options})
 
@@ -223,19 +210,19 @@ def test_wrong_arguments(options: dict[str, Any], message: str):
         ({"r": 2, "target_modules": ["qkv"]}, "lora={'r': 2, 'target_modules': ['qkv']}: peft refuses it: "),
     ],
 )
-def test_wrong_adapters(lora: dict[str, Any], message: str):
+def test_wrong_options_of_adapters_are_refused(lora: dict[str, Any], message: str):
     pytest.importorskip("peft")
     with pytest.raises(ValueError, match=re.escape(message)):
         HFNetwork("bert", pretrained=False, overrides=BERT, lora=lora)
 
 
-def test_adapters_without_peft(monkeypatch: pytest.MonkeyPatch):
+def test_the_error_without_peft_contains_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModuleNotFoundError, match=re.escape(f"peft is not installed here: {how_to_install('hf')}")):
         HFNetwork("bert", pretrained=False, overrides=BERT, lora={"r": 2})
 
 
-def test_a_batch_that_does_not_fit():
+def test_batches_without_keys_or_labels_are_refused():
     model = make("sequence_classification")
     with pytest.raises(TypeError, match="a batch of type tuple: HFModel needs a mapping"):
         model((torch.ones(2, 3), torch.ones(2)))

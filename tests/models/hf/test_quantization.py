@@ -1,4 +1,4 @@
-"""Four-bit bases are refused on machines without CUDA; elsewhere transformers gets the right settings."""
+"""Quantized base models are refused without CUDA, and the settings for transformers are checked."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytest.importorskip("peft")
 ADAPTERS = "model.module.lora={r: 2}"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="four bits may work here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="quantization may work with CUDA")
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "message"),
     [
         ([ADAPTERS, "model.module.quantization=nf4"], "quantization='nf4': needs CUDA and the library bitsandbytes"),
         (["model.module.quantization=nf4"], "quantization='nf4': only adapters of a pretrained model train"),
@@ -26,23 +26,20 @@ ADAPTERS = "model.module.lora={r: 2}"
     ],
 )
 @pytest.mark.parametrize("verb", ["check", "train"])
-def test_a_base_that_cannot_be_quantized_is_refused_in_one_line(run_here, verb: str, words: list[str], reason: str):
+def test_impossible_quantization_has_an_error_of_one_line(run_here, verb: str, words: list[str], message: str):
     base = ["model=hf_causal_lm", "data=stdlib_text", "algorithms=none", "optimizer=adamw", "hydra.run.dir=run"]
-    wrong = run_here(verb, *base, *words, code=2).err
-    assert f"error: model.module.{reason}" in wrong and wrong.count("\n") == 1
+    error = run_here(verb, *base, *words, code=2).err
+    assert f"error: model.module.{message}" in error and error.count("\n") == 1
     assert not Path("run/checkpoints").exists()
 
 
-def test_scales_of_quantized_weights_belong_to_them():
+def test_scales_in_a_checkpoint_are_attributed_to_the_quantized_weight():
     assert parameter_of("layer.weight.quant_state.bitsandbytes__nf4") == "layer.weight"
-    assert [parameter_of(name) for name in ("layer.weight", "bias", "layer.lora_A.default.weight")] == [
-        "layer.weight", "bias", "layer.lora_A.default.weight",
-    ]  # fmt: skip
+    names = ["layer.weight", "bias", "layer.lora_A.default.weight"]
+    assert [*map(parameter_of, names)] == names
 
 
-def test_transformers_is_asked_for_four_bits_with_quantized_scales_on_the_gpu_of_this_rank(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_options_request_four_bits_and_quantized_scales_on_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("bitsandbytes")
     monkeypatch.setenv("LOCAL_RANK", "1")
     options = quantization_options("fp4")

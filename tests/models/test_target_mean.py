@@ -149,8 +149,8 @@ def test_read_loss_tells_means_over_targets_and_samples_from_unknown_losses():
     pos_weight = nn.BCEWithLogitsLoss(weight=WEIGHTS, pos_weight=WEIGHTS)
     over_samples = [pos_weight, F.mse_loss, nn.KLDivLoss(reduction="batchmean"), partial(F.huber_loss, delta=2.0)]
     assert all(read_loss(loss) == "samples" for loss in over_samples)
-    sums = [loss(reduction="sum") for loss in (nn.MSELoss, nn.CrossEntropyLoss)]
-    sums.append(partial(F.cross_entropy, reduction="sum"))
+    sums: list[Any] = [loss(reduction="sum") for loss in (nn.MSELoss, nn.CrossEntropyLoss)]
+    sums += [partial(F.cross_entropy, reduction="sum")]
     unknown = [*sums, Subclass(), partial(F.mse_loss, size_average=False), lambda outputs, targets: outputs.mean()]
     assert all(read_loss(loss) is None for loss in unknown)
 

@@ -8,7 +8,7 @@ import pytest
 from runner import Event
 from runner.timing.event import ALIASES
 
-# The table of the specification, in firing order.
+# All events, in the order in which they fire.
 CONSTRUCTION = "INIT BEFORE_LOAD AFTER_LOAD"
 TRAINING = """
     FIT_START ITERATION_START EPOCH_START BEFORE_DATALOADER AFTER_DATALOADER BATCH_START BEFORE_TRAIN_BATCH
@@ -28,18 +28,16 @@ def test_events_are_declared_in_firing_order():
     assert [event.name for event in Event] == f"{CONSTRUCTION} {TRAINING} {EVALUATION} {PREDICTION}".split()
 
 
-@pytest.mark.parametrize("event", list(Event))
-def test_an_event_resolves_by_its_name_in_either_case(event: Event):
-    assert event.value == event.name.lower() == str(event)
-    assert Event(event.value) is Event(event.name) is Event(event) is event
-    assert {event: 1}[event.value] == 1 and hash(event) == hash(event.value)  # type: ignore[index]
+def test_an_event_resolves_by_its_name_in_either_case():
+    for event in Event:
+        assert event.value == event.name.lower() == str(event)
+        assert Event(event.value) is Event(event.name) is Event(event) is event
+        assert {event: 1}[event.value] == 1 and hash(event) == hash(event.value)  # type: ignore[index]
 
 
-def test_the_earliest_names_are_the_same_events():
-    assert Event.TRAINING_START is Event.FIT_START
-    assert Event.TRAINING_END is Event.FIT_END
-    for name, now in {"training_start": Event.FIT_START, "TRAINING_END": Event.FIT_END}.items():
-        assert Event(name) is now
+def test_two_old_names_resolve_to_fit_start_and_fit_end():
+    assert Event.TRAINING_START is Event("training_start") is Event.FIT_START
+    assert Event.TRAINING_END is Event("TRAINING_END") is Event.FIT_END
     assert {*ALIASES} == {"training_start", "training_end"}
 
 
@@ -52,18 +50,18 @@ def test_the_earliest_names_are_the_same_events():
         ("training_stat", "training_start"),
     ],
 )
-def test_an_unknown_name_is_an_error_with_the_nearest(name: str, nearest: str):
+def test_the_error_for_an_unknown_name_suggests_the_nearest(name: str, nearest: str):
     with pytest.raises(ValueError, match=rf"^unknown event '{name}'; did you mean '{nearest}'\?"):
         Event(name)
 
 
 @pytest.mark.parametrize("value", [3, None, "", ("fit_start",)])
-def test_what_is_no_name_at_all_is_the_same_error(value):
+def test_values_that_are_not_names_are_unknown_events_too(value):
     with pytest.raises(ValueError, match="^unknown event "):
         Event(value)
 
 
-def test_exactly_these_events_close_a_bracket():
+def test_only_these_events_run_algorithms_in_reverse_order():
     assert {event.name for event in Event if event.closes_bracket} == {
         "AFTER_FORWARD",
         "AFTER_LOSS",
@@ -74,7 +72,7 @@ def test_exactly_these_events_close_a_bracket():
     }
 
 
-def test_the_module_and_the_package_import_without_torch_and_leave_signals_alone():
+def test_importing_runner_loads_no_torch_and_sets_no_signal_handler():
     program = (
         "import signal, sys; numbers = [n for n in signal.valid_signals()];"
         "before = [signal.getsignal(n) for n in numbers];"

@@ -1,7 +1,8 @@
-"""Intervals in whole runs: due exactly where hand arithmetic says, in every unit, resumed or not, on 1 and 2 ranks."""
+"""Intervals in real runs are due exactly at their multiples, in every unit, after a resume, and on two ranks."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from fractions import Fraction
@@ -10,69 +11,72 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from rank_runs import program_of
+from tiers import fast
 from torch import nn
 
-from runner import Callback, ClassificationModel, Trainer
+from runner import Callback, ClassificationModel, Trainer, get_global_rank, save_checkpoint
 from runner.data import TensorLoader
+from runner.distributed.collectives import destroy_process_group, init_process_group
 from runner.timing.time import Interval
 
 SEEDS = 40
 SAMPLES = 11
 BATCH = 3
 TOKENS = 5
-SIZES = [3, 3, 3, 2]  # of the batches of an epoch
+SIZES = [3, 3, 3, 2]  # samples in each batch of an epoch
 
 
 class Counted(ClassificationModel):
-    """Has tokens, which a run and intervals may count."""
+    """Has five tokens in each sample."""
 
     def num_tokens(self, batch: Any) -> int:
         return TOKENS * len(batch[1])
 
 
 class Unsized(TensorLoader):
-    """Does not say how long it is."""
+    """Has no length, like a loader of a stream."""
 
     __len__ = None  # type: ignore[assignment]
 
 
 class Watch(Callback):
-    """Notes when each interval is due: its batch, and whether that was when the epoch had ended."""
+    """Stores when each interval is due, as pairs: the batch, and whether its epoch has ended."""
 
     def __init__(self, intervals: list[str]) -> None:
         self.intervals = {text: Interval(text) for text in intervals}
         self.seen: dict[str, list[tuple[int, bool]]] = {text: [] for text in intervals}
 
     def batch_end(self, state, logger):
-        self._look(state, False)
+        self._check(state, False)
 
     def epoch_end(self, state, logger):
-        self._look(state, True)
+        self._check(state, True)
 
-    def _look(self, state, has_ended):
+    def _check(self, state, has_ended):
         for text, interval in self.intervals.items():
             if state.is_due(interval):
                 self.seen[text].append((state.timestamp.batch, has_ended))
 
     def state_dict(self):
-        return {"seen": {text: [list(one) for one in seen] for text, seen in self.seen.items()}}
+        return {"seen": {text: [list(pair) for pair in seen] for text, seen in self.seen.items()}}
 
     def load_state_dict(self, state):
         self.seen = {text: [(batch, ended) for batch, ended in seen] for text, seen in state["seen"].items()}
 
 
 class Plan(NamedTuple):
-    """A run's length, the intervals to watch, and whether its loader has a length."""
+    """The duration of a run, the intervals to watch, and whether its loader has a length."""
 
     max_duration: str
     intervals: list[str]
     sized: bool
     cut: int
-    """Batches after which the run is stopped and resumed."""
+    """The batch after which a run is stopped and resumed."""
 
 
 def draw(seed: int) -> Plan:
-    """Return a plan of at most six epochs, with intervals in every unit."""
+    """Return a random plan of at most six epochs, with an interval in each unit."""
     rng = random.Random(seed)
     per_epoch = {"ep": 1, "ba": len(SIZES), "sp": SAMPLES, "tok": TOKENS * SAMPLES}
     unit = rng.choice([*per_epoch])
@@ -85,7 +89,13 @@ def draw(seed: int) -> Plan:
 
 
 def train(plan: Plan, folder: Path, resumed: bool) -> dict[str, list[tuple[int, bool]]]:
-    """Return when each interval was due in a run, at once or in two parts. All ranks."""
+    """Train as planned, and return when each interval was due. All ranks.
+
+    Args:
+        plan: plan of the run.
+        folder: folder for its files.
+        resumed: whether the run is stopped and resumed, or trains without a break.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, 4, generator=generator)
     targets = torch.arange(SAMPLES) % 2
@@ -120,42 +130,41 @@ class Cut(Callback):
         self.path = path
 
     def batch_checkpoint(self, state, logger):
-        from runner import save_checkpoint
-
         if state.timestamp.batch == self.batch:
             save_checkpoint(state, self.path)
             state.stop_training()
 
 
 def by_hand(plan: Plan, text: str) -> list[tuple[int, bool]]:
-    """Return when an interval is due: at the first step of time that reaches each multiple of it.
+    """Return when an interval is due: at the first step that reaches each of its multiples.
 
-    Steps are batches and ends of epochs. What counts epochs, or a fraction of a number of them that is whole, is
-    reached by an epoch's end; a fraction of epochs of unknown length is seen there at the earliest.
+    Steps are batches and ends of epochs. A whole number of epochs is reached when an epoch ends, after its last batch.
+    A fraction of an epoch is reached by a batch, or only at the epoch's end if nobody knows the epoch's length.
     """
-    length, last = _split(plan.max_duration)
+    length, run_unit = _split(plan.max_duration)
     period, unit = _split(text)
     if unit == "dur":
-        period, unit = period * length, last
-        inside = unit == "ep" and plan.sized
+        period, unit = period * length, run_unit
+        within_epochs = unit == "ep" and plan.sized
     else:
-        inside = False
+        within_epochs = False
     due, before = [], Fraction(0)
     batch = sample = epoch = 0
     while True:
         for index, size in enumerate(SIZES):
             batch, sample = batch + 1, sample + size
             counts = {"ep": Fraction(epoch), "ba": batch, "sp": sample, "tok": TOKENS * sample}
-            if inside and index + 1 < len(SIZES):
+            if within_epochs and index + 1 < len(SIZES):
                 counts["ep"] = epoch + Fraction(index + 1, len(SIZES))
             now = Fraction(counts[unit])
-            # Just short of the epoch's end, where only what lies inside of it has been reached.
-            reached = math.ceil((epoch + 1) / period) - 1 if inside and index + 1 == len(SIZES) else now // period
+            # The last batch reaches the multiples below the epoch's end; the end itself is the next step.
+            is_last = index + 1 == len(SIZES)
+            reached = math.ceil((epoch + 1) / period) - 1 if within_epochs and is_last else now // period
             if reached > before:
                 due.append((batch, False))
             before = reached
-            if last != "ep" and counts[last] >= length:
-                if index + 1 == len(SIZES) and plan.sized and unit == "ep" and (epoch + 1) // period > before:
+            if run_unit != "ep" and counts[run_unit] >= length:
+                if is_last and plan.sized and unit == "ep" and (epoch + 1) // period > before:
                     due.append((batch, True))
                 return due
         epoch += 1
@@ -163,7 +172,7 @@ def by_hand(plan: Plan, text: str) -> list[tuple[int, bool]]:
         if reached > before:
             due.append((batch, True))
         before = reached
-        if last == "ep" and epoch >= length:
+        if run_unit == "ep" and epoch >= length:
             return due
 
 
@@ -175,42 +184,29 @@ def _split(text: str) -> tuple[Fraction, str]:
 @pytest.mark.parametrize(
     ("plan", "batches"),
     [
-        (Plan("2ep", ["0.1dur"], True, 1), [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]),
+        (Plan("2ep", ["0.1dur"], True, 1), [1, 2, 3, 4, 5, 6, 7, 8]),
         (Plan("2ep", ["0.25dur"], True, 1), [2, 4, 6, 8]),
-        (Plan("2ep", ["0.25dur"], False, 1), [4, 8]),  # of epochs whose length nobody knows
+        (Plan("2ep", ["0.25dur"], False, 1), [4, 8]),  # epochs of unknown length
         (Plan("8ba", ["0.25dur"], True, 1), [2, 4, 6, 8]),
         (Plan("3ep", ["0.5dur"], True, 1), [6, 12]),
     ],
 )
-def test_a_fraction_of_the_run_is_due_inside_epochs_too(tmp_path: Path, plan: Plan, batches: list[int]):
+def test_a_fraction_of_a_run_is_due_within_epochs_of_known_length(tmp_path: Path, plan: Plan, batches: list[int]):
     (text,) = plan.intervals
     expected = by_hand(plan, text)
-    assert sorted({batch for batch, _ in expected}) == sorted({*batches})
+    assert sorted({batch for batch, _ in expected}) == batches
     assert train(plan, tmp_path, resumed=False) == {text: expected}
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize("seed", [pytest.param(one, marks=[pytest.mark.slow] * (one >= 12)) for one in range(SEEDS)])
-def test_each_is_due_where_hand_arithmetic_says(tmp_path: Path, seed: int, resumed: bool):
+@pytest.mark.parametrize("seed", fast(range(SEEDS), *range(12)))
+def test_intervals_are_due_at_their_multiples(tmp_path: Path, seed: int, resumed: bool):
     plan = draw(seed)
     assert train(plan, tmp_path, resumed) == {text: by_hand(plan, text) for text in plan.intervals}, plan
 
 
-def train_as_a_rank() -> None:
-    """What each rank does: all plans, at once and in two parts."""
-    import json
-    import sys
-    from pathlib import Path
-
-    import torch
-
-    sys.path.append(sys.argv[1])
-    from test_intervals import draw, train
-
-    from runner import get_global_rank
-    from runner.distributed.collectives import destroy_process_group, init_process_group
-
-    torch.set_num_threads(1)
+def train_on_a_rank() -> None:
+    """Train ten plans on this rank, with and without a resume, and save when the intervals were due."""
     init_process_group(torch.device("cpu"))
     seen = [
         [train(draw(seed), Path(f"run{seed}-{resumed}"), resumed) for resumed in (False, True)] for seed in range(10)
@@ -219,12 +215,10 @@ def train_as_a_rank() -> None:
     destroy_process_group()
 
 
-def test_two_ranks_see_them_at_the_same_batches(tmp_path: Path, run_ranks):
-    import json
-
-    run_ranks(train_as_a_rank, 2, str(Path(__file__).parent))
+def test_intervals_are_due_at_the_same_batches_on_two_ranks(tmp_path: Path, run_ranks):
+    run_ranks(program_of("timing/test_intervals", "train_on_a_rank"), 2)
     for rank in range(2):
-        for seed, both in enumerate(json.loads((tmp_path / f"{rank}.json").read_text())):
+        for seed, runs in enumerate(json.loads((tmp_path / f"{rank}.json").read_text())):
             plan = draw(seed)
-            expected = {text: [list(one) for one in by_hand(plan, text)] for text in plan.intervals}
-            assert both == [expected, expected], (rank, plan)
+            expected = {text: [list(pair) for pair in by_hand(plan, text)] for text in plan.intervals}
+            assert runs == [expected, expected], (rank, plan)

@@ -1,4 +1,4 @@
-"""Times, positions and recurrences, against tables and a counter that adds one at a time."""
+"""Times, timestamps and intervals, against tables and against a counter in exact fractions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READABLE = {
     "1.5h": (5400.0, "sec"),
 }
 
-# What is refused, and the reading that the message proposes.
+# Texts that are refused, and the corrections that the message proposes.
 UNREADABLE = {
     "": None,
     "5": "'5ep'",
@@ -68,7 +68,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("text", "expected"), READABLE.items())
-def test_readable_strings(text: str, expected: tuple[float, str]) -> None:
+def test_a_text_is_parsed_into_value_and_unit(text: str, expected: tuple[float, str]) -> None:
     time = Time.parse(text)
     assert (time.value, time.unit) == expected
     assert type(time.value) is type(expected[0])
@@ -76,24 +76,24 @@ def test_readable_strings(text: str, expected: tuple[float, str]) -> None:
 
 
 @pytest.mark.parametrize(("text", "proposal"), UNREADABLE.items())
-def test_unreadable_strings_propose_the_nearest(text: str, proposal: str | None) -> None:
+def test_the_error_for_an_unreadable_text_proposes_corrections(text: str, proposal: str | None) -> None:
     with pytest.raises(ValueError) as caught:
         Time.parse(text, "max_duration")
     message = str(caught.value)
     assert message.startswith(f"max_duration={text!r} ")
     assert all(allowed in message for allowed in ("'10ep'", "'100ba'", "'0.5dur'", "'1h30m'"))
     assert message.partition("Did you mean ")[2].removesuffix("?") == (proposal or "")
-    for guess in re.findall(r"'([^']+)'", proposal or ""):
-        Time.parse(guess)
+    for correction in re.findall(r"'([^']+)'", proposal or ""):
+        Time.parse(correction)
 
 
 @pytest.mark.parametrize("value", [5, 1.5, None, True, b"5ep", ["5ep"]])
-def test_other_types_are_type_errors(value: object) -> None:
+def test_values_of_other_types_raise_a_type_error(value: object) -> None:
     with pytest.raises(TypeError, match="max_duration="):
         Time.parse(value, "max_duration")  # type: ignore[arg-type]
 
 
-def test_ints_are_epochs_only_where_asked_for() -> None:
+def test_parse_or_epochs_reads_ints_as_epochs() -> None:
     assert Time.parse_or_epochs(3) == Time(3, "ep")
     assert Time.parse_or_epochs("3ba") == Time(3, "ba")
     for value, error in ((-1, ValueError), (True, TypeError), (1.5, TypeError), ("3", ValueError)):
@@ -102,7 +102,7 @@ def test_ints_are_epochs_only_where_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("value", "unit"), [(-1, "ep"), (-0.5, "sec"), (1.5, "dur"), (-0.1, "dur")])
-def test_parse_checks_the_range_of_times_too(value: float, unit: str) -> None:
+def test_parse_refuses_a_time_out_of_range(value: float, unit: str) -> None:
     with pytest.raises(ValueError, match="time="):
         Time.parse(Time(value, unit))
 
@@ -119,12 +119,12 @@ def test_parse_checks_the_range_of_times_too(value: float, unit: str) -> None:
         (1, "epochs", ValueError),
     ],
 )
-def test_constructor_checks(value: float, unit: str, error: type[Exception]) -> None:
+def test_the_constructor_checks_value_and_unit(value: float, unit: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         Time(value, unit)
 
 
-def test_strings_lead_back_to_the_time() -> None:
+def test_a_time_is_restored_from_its_text_repr_and_pickle() -> None:
     rng = random.Random(0)
     times = [Time(rng.randrange(10 ** rng.randrange(1, 20)), rng.choice(COUNTED)) for _ in range(300)]
     times += [Time(rng.random() ** 9, "dur") for _ in range(300)]
@@ -151,7 +151,7 @@ def test_arithmetic_and_order_in_one_unit() -> None:
 
 
 @pytest.mark.parametrize("operate", [operator.add, operator.sub, operator.truediv, operator.lt, operator.ge])
-def test_mixed_operands(operate) -> None:
+def test_operands_of_different_units_are_refused(operate) -> None:
     with pytest.raises(ValueError, match="'1ep' and '1ba'"):
         operate(Time(1, "ep"), "1ba")
     with pytest.raises(ValueError, match="time='1'"):
@@ -160,7 +160,7 @@ def test_mixed_operands(operate) -> None:
         operate(Time(1, "ep"), 1)
 
 
-def test_times_do_not_change() -> None:
+def test_a_time_is_immutable() -> None:
     time = Time(1, "ep")
     with pytest.raises((AttributeError, TypeError)):
         time.value = 2  # type: ignore[misc]
@@ -168,10 +168,10 @@ def test_times_do_not_change() -> None:
         time.other = 2  # type: ignore[attr-defined]
 
 
-def test_scaled() -> None:
+def test_scaled_counts_are_exact_and_rounded_down_to_batches() -> None:
     assert Time(100, "ba").scaled(0.29, None) == "29ba"  # 100 * 0.29 is 28.999999999999996
     assert Time(10, "ep").scaled(0.5, None) == Time(10, "ep").scaled(0.5, 7) == "5ep"
-    assert Time(10, "ep").scaled(0.25, 7) == "17ba"  # of 17.5
+    assert Time(10, "ep").scaled(0.25, 7) == "17ba"  # 17.5 rounded down
     assert Time(3, "ep").scaled(0.1, 10) == "3ba"
     assert Time(10.0, "sec").scaled(0.25, None) == "2.5sec"
     with pytest.raises(ValueError, match=r"ratio=0\.25: '10ep' would be 2\.5 epochs of unknown length"):
@@ -195,7 +195,7 @@ def test_a_timestamp_equals_a_time_by_its_count() -> None:
         assert now == "0.5dur"
 
 
-def test_fractions_of_a_run_are_the_floats_that_are_written() -> None:
+def test_elapsed_tenths_of_a_run_are_the_closest_floats() -> None:
     for epochs, batches in ((3, 10), (7, 10), (9, 20), (1, 30)):
         for tenth in range(10):
             done = Fraction(tenth, 10) * epochs * batches
@@ -204,7 +204,7 @@ def test_fractions_of_a_run_are_the_floats_that_are_written() -> None:
                 assert Progress(now, Time(epochs, "ep"), batches).elapsed_in("dur") == float(f"0.{tenth}")
 
 
-def test_timestamp_transitions() -> None:
+def test_transitions_advance_the_counters_of_a_timestamp() -> None:
     start = Timestamp()
     first = start.to_next_batch(samples=64, tokens=1024, duration=0.5)
     assert first == Timestamp(0, 0, 1, 64, 1024, 0, 1, 64, 1024, 0.5, 0.5, 0.5)
@@ -218,7 +218,7 @@ def test_timestamp_transitions() -> None:
     assert all(type(value) is int for value in epoch[:9])
 
 
-def test_timestamp_counts_and_order() -> None:
+def test_a_timestamp_is_compared_with_times_of_each_unit() -> None:
     now = Timestamp(iteration=1, epoch=2, batch=30, sample=400, token=5000, total_wct=60.0)
     for unit, value in {"iter": 1, "ep": 2, "ba": 30, "sp": 400, "tok": 5000, "sec": 60.0}.items():
         assert now.count(unit) == now.count(TimeUnit(unit)) == value
@@ -243,7 +243,7 @@ def test_timestamp_counts_and_order() -> None:
         _ = now < 5
 
 
-def test_timestamp_is_immutable_and_survives_saving() -> None:
+def test_a_timestamp_is_immutable_and_restored_from_its_state() -> None:
     now = Timestamp().to_next_batch(3, 4, 0.1).to_next_epoch()
     with pytest.raises(AttributeError):
         now.batch = 7  # type: ignore[misc]
@@ -256,14 +256,14 @@ def test_timestamp_is_immutable_and_survives_saving() -> None:
         Timestamp.from_state_dict({**now.state_dict(), "step": 1})
 
 
-def test_next_batch_is_cheap() -> None:
+def test_to_next_batch_takes_microseconds() -> None:
     now = Timestamp()
     seconds = min(timeit.repeat(lambda: now.to_next_batch(64, 1024, 0.1), number=2000, repeat=20)) / 2000
-    assert seconds < 5e-6  # 0.5 us on an idle core; leaves room for slow and shared machines
+    assert seconds < 5e-6  # 0.5 us on an idle core; the rest is room for slow and shared machines
 
 
 def _walk(rng: random.Random, epochs: int, batches: int):
-    """Every transition of a run with uneven batches, as (previous, now)."""
+    """Yield each transition of a run with batches of random size, as (previous, now)."""
     now = Timestamp()
     for _ in range(epochs):
         for _ in range(batches):
@@ -277,7 +277,7 @@ def _walk(rng: random.Random, epochs: int, batches: int):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_interval_against_a_counter(seed: int) -> None:
+def test_an_interval_is_due_when_an_exact_counter_reaches_a_multiple(seed: int) -> None:
     rng = random.Random(seed)
     unit = rng.choice(["iter", "ep", "ba", "sp", "tok", "sec", "dur"])
     max_duration = Time(rng.randrange(1, 30), rng.choice(["ep", "ba", "sp"]))
@@ -295,14 +295,14 @@ def test_interval_against_a_counter(seed: int) -> None:
         assert interval.is_due(previous, now, max_duration) is expected, (text, max_duration, now)
 
 
-def test_fractional_intervals_by_hand() -> None:
+def test_fractional_intervals_are_due_at_the_expected_steps() -> None:
     def due(interval: str, max_duration: str, step) -> list[int]:
-        now, unit, found = Timestamp(), Time.parse(max_duration).unit, []
+        now, unit, counts = Timestamp(), Time.parse(max_duration).unit, []
         while now < max_duration:
             previous, now = now, step(now)
             if Interval(interval).is_due(previous, now, Time.parse(max_duration)):
-                found.append(now.count(unit))
-        return found
+                counts.append(now.count(unit))
+        return counts
 
     assert due("0.1dur", "16ep", Timestamp.to_next_epoch) == [2, 4, 5, 7, 8, 10, 12, 13, 15, 16]
     assert due("0.25dur", "10ba", Timestamp.to_next_batch) == [3, 5, 8, 10]
@@ -320,7 +320,7 @@ def test_epoch_intervals_are_due_at_epoch_transitions_only() -> None:
     assert not Interval("10ba").is_due(end, epoch)
 
 
-def test_interval_follows_a_changed_max_duration() -> None:
+def test_a_fractional_interval_follows_a_changed_max_duration() -> None:
     interval, previous, now = Interval("0.5dur"), Timestamp(batch=4), Timestamp(batch=5)
     assert interval.is_due(previous, now, Time(10, "ba"))
     assert not interval.is_due(previous, now, Time(12, "ba"))
@@ -330,13 +330,13 @@ def test_interval_follows_a_changed_max_duration() -> None:
         interval.is_due(previous, now)
 
 
-@pytest.mark.parametrize("never", [0, "0ba", "0ep", "0dur", "0sec", Time(0, "tok")])
-def test_zero_means_never(never) -> None:
-    walk = list(_walk(random.Random(0), epochs=2, batches=5))
-    assert not any(Interval(never).is_due(previous, now) for previous, now in walk)
+@pytest.mark.parametrize("zero", [0, "0ba", "0ep", "0dur", "0sec", Time(0, "tok")])
+def test_an_interval_of_zero_is_never_due(zero) -> None:
+    walk = _walk(random.Random(0), epochs=2, batches=5)
+    assert not any(Interval(zero).is_due(previous, now) for previous, now in walk)
 
 
-def test_interval_values() -> None:
+def test_intervals_are_made_from_epochs_texts_and_times() -> None:
     assert Interval(2) == Interval("2ep") == Interval(Time(2, "ep"))
     assert Interval("2ep") != Interval("2ba")
     assert len({Interval("2ep"), Interval(2)}) == 1
@@ -352,7 +352,7 @@ def test_interval_values() -> None:
             Interval(value, name="eval_interval")  # type: ignore[arg-type]
 
 
-def test_progress_elapsed() -> None:
+def test_elapsed_progress_in_each_unit() -> None:
     now = Timestamp(epoch=2, batch=23, sample=230, batch_in_epoch=3, total_wct=46.0)
     progress = Progress(now, Time(4, "ep"), 10)
     assert progress.elapsed_in("ep") == 2.3
@@ -364,7 +364,7 @@ def test_progress_elapsed() -> None:
     assert Progress(now, Time(92.0, "sec")).elapsed_in(TimeUnit.DURATION) == 0.5
 
 
-def test_progress_convert() -> None:
+def test_times_are_converted_between_units_of_known_length() -> None:
     progress = Progress(Timestamp(), Time(10, "ep"), 7)
     assert progress.convert("0.7dur", "ep") == 7.0
     assert progress.convert("0.7dur", "ba") == 49.0
@@ -373,7 +373,7 @@ def test_progress_convert() -> None:
     assert progress.convert(Time(3, "ep"), "ba") == 21.0
     assert progress.convert("3sp", "sp") == 3.0
     assert convert(Time(0.1, "dur"), "ep", Time(1, "ep"), None) == Fraction(1, 10)
-    # A fraction of max_duration fails where max_duration does, and the message says so.
+    # A fraction of max_duration is converted by way of max_duration, which the message names.
     named = {("3sp", "ba"): "'3sp'.*'ba'", ("3ep", "sec"): "'3ep'.*'sec'", ("1dur", "tok"): "'10ep'.*'tok'"}
     for (time, unit), pattern in named.items():
         with pytest.raises(ValueError, match=pattern):
@@ -384,7 +384,7 @@ def test_progress_convert() -> None:
         Progress(Timestamp(), Time(1, "dur")).convert("0.5dur", "ba")
 
 
-def test_only_the_standard_library_is_imported() -> None:
+def test_times_are_imported_without_torch_numpy_and_hydra() -> None:
     code = "import sys; import runner.timing.time; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "hydra", "omegaconf"} & {name.partition(".")[0] for name in loaded}

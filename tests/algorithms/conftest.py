@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner import (
-    Algorithm,
-    Callback,
-    ClassificationModel,
-    LanguageModel,
-    Logger,
-    State,
-    Trainer,
-    replace_modules,
-    save_checkpoint,
-)
+from runner import Algorithm, ClassificationModel, LanguageModel, Trainer, replace_modules, save_checkpoint
 from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
-    sys.path.append(str(HERE))  # tests import `tasks` and `low_precision` from here
+    sys.path.append(str(HERE))  # for imports of `observers`, `tasks` and `low_precision`
+
+from observers import Gradients, StopAt  # noqa: E402
 
 NUM_SAMPLES, BATCH_SIZE, NUM_CLASSES = 24, 8, 3
 
@@ -69,12 +61,12 @@ def resnet() -> MakeModel:
 
 @pytest.fixture
 def resnet_without_norms() -> MakeModel:
-    """Return a function that makes such a network without batch norm, so that microbatches change nothing."""
+    """Return a function that makes this network without norms, so that microbatches do not change gradients."""
     return lambda: make_resnet(norms=False)
 
 
 def make_gpt() -> LanguageModel:
-    """Return a GPT of two blocks in float64 with fixed weights, larger than usual, because small ones hide errors."""
+    """Return a GPT of two blocks in float64; its fixed weights are large, because small weights hide errors."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = GPT(vocab_size=11, context=12, d_model=16, n_layers=2, n_heads=4).double()
@@ -95,31 +87,11 @@ def language() -> dict[str, Any]:
     }
 
 
-class Gradients(Callback):
-    """Stores the gradients for the optimizer, and the batches after augmentation."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[Tensor]] = []
-        self.batches: list[Any] = []
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self.batches.append(state.batch)
-
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        # Algorithms act before callbacks at every event, so gradients are already clipped.
-        parameters = state.unwrapped_model.parameters()
-        self.seen.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
-
-
-class StopAt(Callback):
-    """Ends training after a number of batches, without changing `max_duration`, which schedules depend on."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch == self.batch:
-            state.stop_training()
+@pytest.fixture
+def without_compiling() -> Iterator[None]:
+    """Run compiled code eagerly, because compiling takes seconds."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 MakeTrainer = Callable[..., Trainer]
@@ -167,7 +139,7 @@ def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
 
 @pytest.fixture
 def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., None]:
-    """Return a check that four batches, a checkpoint and two more in a new Trainer are bit-identical to six batches."""
+    """Return a check that a run that is stopped and resumed is bit-identical to a run of six batches without a stop."""
 
     def weights(trainer: Trainer) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}
@@ -176,16 +148,16 @@ def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., Non
         with make_trainer(*make_algorithms(), **arguments) as whole:
             whole.fit()
             whole_metrics = whole.eval()
-        stopping = {**arguments, "callbacks": [*arguments.get("callbacks", []), StopAt(stop_at)]}
-        with make_trainer(*make_algorithms(), **stopping) as first:
-            first.fit()
-            save_checkpoint(first.state, tmp_path / "checkpoint")
-        with make_trainer(*make_algorithms(), resume_path=tmp_path / "checkpoint", **arguments) as second:
-            second.fit()
-            second_metrics = second.eval()
-        assert second.state.timestamp.batch == 6
-        torch.testing.assert_close(weights(second), weights(whole), rtol=0, atol=0)
-        torch.testing.assert_close(second_metrics, whole_metrics, rtol=0, atol=0)
-        assert not torch.equal(next(first.state.model.parameters()), next(whole.state.model.parameters()))
+        callbacks = [*arguments.get("callbacks", []), StopAt(stop_at)]
+        with make_trainer(*make_algorithms(), **{**arguments, "callbacks": callbacks}) as stopped:
+            stopped.fit()
+            save_checkpoint(stopped.state, tmp_path / "checkpoint")
+        with make_trainer(*make_algorithms(), resume_path=tmp_path / "checkpoint", **arguments) as resumed:
+            resumed.fit()
+            resumed_metrics = resumed.eval()
+        assert resumed.state.timestamp.batch == 6
+        torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+        torch.testing.assert_close(resumed_metrics, whole_metrics, rtol=0, atol=0)
+        assert not all(map(torch.equal, weights(stopped).values(), weights(whole).values()))
 
     return check

@@ -17,7 +17,7 @@ NEED_A_GPU = {"CUDAGraph", "CudnnBenchmark", "Float8"}
 CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__ if name not in NEED_A_GPU}
 """All algorithms but those that need a GPU: class names by config name."""
 
-# Arguments by which an algorithm acts within four batches and on small layers.
+# Arguments with which an algorithm acts within four batches and on small layers.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "alibi": {"max_sequence_length": 12, "train_sequence_length_scaling": 0.5},
     "batch_size_warmup": {"start": 0.5, "duration": 1.0},
@@ -43,7 +43,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 TEXT_ARGUMENTS: dict[str, dict[str, Any]] = {"stochastic_depth": {"target_block": "TransformerBlock"}}
 
-# Algorithms that find nothing to act on in one of the two tasks; all others act on both.
+# Algorithms that act on one of the two tasks only; all others act on both.
 IMAGES_ONLY = {
     *("augmix", "batch_augment", "colout", "cutmix", "cutout", "mixup", "progressive_resizing", "rand_augment"),
     *("trivial_augment", "info_batch"),
@@ -74,7 +74,7 @@ def make_model(task: str, exact: bool, batch_norm: bool) -> Model:
 
     Args:
         task: 'images' or 'text'.
-        exact: whether the model is in float64 without dropout, so that only real differences exceed rounding.
+        exact: whether the model is in float64 and without dropout, so that results are equal up to rounding.
         batch_norm: whether the image model has batch norm; otherwise group norm, which treats samples independently.
     """
     dropout = 0.0 if exact else 0.1
@@ -104,7 +104,7 @@ def make_data(task: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool = False, **arguments: Any) -> Trainer:
-    """Return a Trainer of two epochs of two batches each, evaluated after each, with some algorithms in this order.
+    """Return a Trainer of two epochs of two batches each, evaluated after each, with algorithms in this order.
 
     Args:
         task: 'images' or 'text'.

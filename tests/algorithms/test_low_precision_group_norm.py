@@ -22,13 +22,13 @@ def test_group_norms_run_in_the_dtype_of_autocast(make_trainer, affine: bool):
     check_types(make_trainer, LowPrecisionGroupNorm(), lambda: net(affine), types)
 
 
-def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
+def test_a_float32_input_is_normalized_in_the_dtype_of_autocast():
     from runner.algorithms.low_precision_group_norm import _LowGroupNorm
 
     check_input_in_32_bits(_LowGroupNorm(2, 6))
 
 
-def test_without_autocast_nothing_changes_but_a_warning(train, caplog: pytest.LogCaptureFixture):
+def test_without_autocast_training_is_unchanged_and_a_warning_says_so(train, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "runner"):
         low = train(LowPrecisionGroupNorm(), model=net(), **FLOATS)
     assert "LowPrecisionGroupNorm changes nothing with precision=fp32" in caplog.text

@@ -23,26 +23,26 @@ def test_layer_norms_run_in_the_dtype_of_autocast(make_trainer, affine: bool, bi
     check_types(make_trainer, LowPrecisionLayerNorm(), lambda: net(affine, bias), types)
 
 
-def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
+def test_a_float32_input_is_normalized_in_the_dtype_of_autocast():
     from runner.algorithms.low_precision_layer_norm import _LowLayerNorm
 
     check_input_in_32_bits(_LowLayerNorm(6))
 
 
-def test_all_tensors_have_the_dtype_of_autocast_which_is_off_inside():
-    seen = []
+def test_tensors_get_the_dtype_of_autocast_which_is_disabled_inside():
+    dtypes = []
 
-    def look(*tensors: torch.Tensor | None) -> torch.Tensor:
-        seen.append([None if tensor is None else tensor.dtype for tensor in tensors])
+    def compute(*tensors: torch.Tensor | None) -> torch.Tensor:
+        dtypes.append([None if tensor is None else tensor.dtype for tensor in tensors])
         return torch.ones(2, 2) @ torch.ones(2, 2)
 
     with torch.autocast("cpu", torch.float16):
-        assert in_low_precision(look, torch.ones(2), torch.ones(2), None).dtype == torch.float32
-    in_low_precision(look, torch.ones(2), torch.ones(2), None)
-    assert seen == [[torch.float16, torch.float16, None], [torch.float32, torch.float32, None]]
+        assert in_low_precision(compute, torch.ones(2), torch.ones(2), None).dtype == torch.float32
+    in_low_precision(compute, torch.ones(2), torch.ones(2), None)
+    assert dtypes == [[torch.float16, torch.float16, None], [torch.float32, torch.float32, None]]
 
 
-def test_without_autocast_nothing_changes_but_a_warning(train, caplog: pytest.LogCaptureFixture):
+def test_without_autocast_training_is_unchanged_and_a_warning_says_so(train, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "runner"):
         low = train(LowPrecisionLayerNorm(), model=net(), **FLOATS)
     assert "LowPrecisionLayerNorm changes nothing with precision=fp32" in caplog.text

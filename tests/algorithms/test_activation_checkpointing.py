@@ -17,7 +17,7 @@ DROPOUT = 0.4
 
 
 def net() -> ClassificationModel:
-    """Has blocks with batch norm and dropout, for running statistics and randomness."""
+    """Return a model whose blocks have batch norm and dropout, which a second pass must not update or draw again."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ResNet8(in_channels=2, num_classes=3, width=4).double()
@@ -39,7 +39,7 @@ def test_the_outermost_modules_are_found_by_name_or_class():
 
 
 class Forwards(Callback):
-    """Counts the passes of the first block, in training and in evaluation."""
+    """Counts the forward passes of the first block, in training and in evaluation."""
 
     def __init__(self) -> None:
         self.counts = {True: 0, False: 0}
@@ -60,37 +60,37 @@ def test_checkpointed_training_is_bit_identical(make_trainer, grad_accum: int):
             trainer.fit()
         return trainer, forwards
 
-    (plain, once), (again, twice) = run(), run(ActivationCheckpointing())
-    expected = plain.state.unwrapped_model.state_dict()
-    assert [*expected] == [*again.state.unwrapped_model.state_dict()]
-    torch.testing.assert_close(again.state.unwrapped_model.state_dict(), expected, rtol=0, atol=0)
-    torch.testing.assert_close(again.state.metric_values, plain.state.metric_values, rtol=0, atol=0)
-    assert twice.counts == {True: 2 * once.counts[True], False: once.counts[False]}
-    assert once.counts[True] == 6 * grad_accum
+    (plain, passes), (checkpointed, checkpointed_passes) = run(), run(ActivationCheckpointing())
+    weights, expected = (trainer.state.unwrapped_model.state_dict() for trainer in (checkpointed, plain))
+    assert [*weights] == [*expected]
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+    torch.testing.assert_close(checkpointed.state.metric_values, plain.state.metric_values, rtol=0, atol=0)
+    assert checkpointed_passes.counts == {True: 2 * passes.counts[True], False: passes.counts[False]}
+    assert passes.counts[True] == 6 * grad_accum
 
 
-def kept_bytes(module: nn.Module, inputs: torch.Tensor) -> int:
+def stored_bytes(module: nn.Module, inputs: torch.Tensor) -> int:
     """Return the bytes that autograd stores for the backward pass, not counting weights."""
     weights = {weight.data_ptr() for weight in module.parameters()}
-    kept: dict[int, int] = {}
+    stored: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.data_ptr() not in weights:
-            kept[tensor.data_ptr()] = tensor.nbytes
+            stored[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs = module(inputs)
     assert outputs.requires_grad
-    return sum(kept.values())
+    return sum(stored.values())
 
 
 def test_only_inputs_of_modules_are_stored_for_the_backward_pass():
     block, inputs = BasicBlock(4, 4), torch.randn(8, 4, 16, 16, requires_grad=True)
-    plain = kept_bytes(block, inputs)
+    plain = stored_bytes(block, inputs)
     forget_activations(block)
-    # Of the tensors of a checkpoint, the hooks of this test see only the inputs.
-    assert kept_bytes(block, inputs) <= inputs.nbytes < plain / 3
+    # Checkpointing handles the tensors inside the block; the hooks of this test see only its inputs.
+    assert stored_bytes(block, inputs) <= inputs.nbytes < plain / 3
 
 
 TRANSFORMERS = {
@@ -124,8 +124,8 @@ def test_layers_of_a_hugging_face_model_are_found_without_a_pattern(name: str, t
             trainer.fit()
         return [parameter.detach() for parameter in network.parameters()], len(calls)
 
-    (plain, once), (again, twice) = train(), train(ActivationCheckpointing())
-    assert all(map(torch.equal, plain, again)) and twice == 2 * once > 0
+    (expected, passes), (weights, checkpointed_passes) = train(), train(ActivationCheckpointing())
+    assert all(map(torch.equal, weights, expected)) and checkpointed_passes == 2 * passes > 0
 
 
 def test_arguments_are_checked(make_trainer):

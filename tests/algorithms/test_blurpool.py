@@ -26,46 +26,45 @@ def test_a_constant_image_stays_unchanged():
     assert torch.equal(blur(torch.full((1, 1, 5, 5), 3.0), 2), torch.full((1, 1, 3, 3), 3.0))
 
 
-def operated(make_trainer, net: nn.Module, **arguments) -> nn.Module:
-    model = ClassificationModel(nn.Sequential(net.double(), nn.Linear(1, 1).double()), 3)
+def apply_blurpool(make_trainer, layer: nn.Module, **arguments) -> nn.Module:
+    """Return the layer that BlurPool puts in place of a layer."""
+    model = ClassificationModel(nn.Sequential(layer.double(), nn.Linear(1, 1).double()), 3)
     with make_trainer(BlurPool(**{"min_channels": 2, **arguments}), model=model, max_duration="1ba") as trainer:
         return trainer.state.unwrapped_model.module[0]  # type: ignore[index, return-value]
 
 
 @pytest.mark.parametrize("options", [{"kernel_size": 3}, {"kernel_size": 1}, {"kernel_size": 5, "padding": 2}])
 @pytest.mark.parametrize("stride", [2, 3, (1, 2)])
-@pytest.mark.parametrize("size", [7, 8])
-def test_strided_convolutions_get_a_blur_before_or_after(
-    make_trainer, options: dict, stride: int | tuple[int, int], size: int
-):
-    conv = nn.Conv2d(2, 4, stride=stride, **options).double()  # type: ignore[arg-type]
-    images = torch.randn(2, 2, size, size, dtype=torch.float64)
-    weight, bias, padding = conv.weight, conv.bias, options.get("padding", 0)
-    plain = conv(images)
-
-    after = operated(make_trainer, conv, blur_first=False)
-    everywhere = F.conv2d(images, weight, bias, padding=padding)
-    torch.testing.assert_close(after(images), blur(everywhere, stride))
-    assert after(images).shape == plain.shape
+def test_strided_convolutions_get_a_blur_before_or_after(make_trainer, options: dict, stride: int | tuple[int, int]):
+    images = [torch.randn(2, 2, size, size, dtype=torch.float64) for size in (7, 8)]
+    padding = options.get("padding", 0)
 
     conv = nn.Conv2d(2, 4, stride=stride, **options).double()  # type: ignore[arg-type]
-    first = operated(make_trainer, conv)
-    expected = F.conv2d(blur(images), conv.weight, conv.bias, stride=stride, padding=padding)
-    torch.testing.assert_close(first(images), expected)
-    assert {*first.parameters()} == {conv.weight, conv.bias}
+    shapes = [conv(batch).shape for batch in images]
+    blurred_after = apply_blurpool(make_trainer, conv, blur_first=False)
+    for batch, shape in zip(images, shapes, strict=True):
+        unstrided = F.conv2d(batch, conv.weight, conv.bias, padding=padding)
+        torch.testing.assert_close(blurred_after(batch), blur(unstrided, stride))
+        assert blurred_after(batch).shape == shape
+
+    conv = nn.Conv2d(2, 4, stride=stride, **options).double()  # type: ignore[arg-type]
+    blurred_before = apply_blurpool(make_trainer, conv)
+    assert {*blurred_before.parameters()} == {conv.weight, conv.bias}
+    for batch in images:
+        expected = F.conv2d(blur(batch), conv.weight, conv.bias, stride=stride, padding=padding)
+        torch.testing.assert_close(blurred_before(batch), expected)
 
 
 @pytest.mark.parametrize(
     "options", [{"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2}, {"kernel_size": 2, "dilation": 2}]
 )
-@pytest.mark.parametrize("size", [7, 8])
-def test_strided_max_pools_get_a_blur_with_their_stride(make_trainer, options: dict, size: int):
-    images = torch.randn(2, 2, size, size, dtype=torch.float64)
-    plain = nn.MaxPool2d(**options)(images)
-    blurred = operated(make_trainer, nn.MaxPool2d(**options))(images)
-    everywhere = F.max_pool2d(images, **{**options, "stride": 1})
-    torch.testing.assert_close(blurred, blur(everywhere, options.get("stride", 2)))
-    assert blurred.shape == plain.shape
+def test_strided_max_pools_get_a_blur_with_their_stride(make_trainer, options: dict):
+    blurred = apply_blurpool(make_trainer, nn.MaxPool2d(**options))
+    for size in (7, 8):
+        images = torch.randn(2, 2, size, size, dtype=torch.float64)
+        unstrided = F.max_pool2d(images, **{**options, "stride": 1})
+        torch.testing.assert_close(blurred(images), blur(unstrided, options.get("stride", 2)))
+        assert blurred(images).shape == nn.MaxPool2d(**options)(images).shape
 
 
 @pytest.mark.parametrize(
@@ -82,8 +81,8 @@ def test_strided_max_pools_get_a_blur_with_their_stride(make_trainer, options: d
 )
 def test_other_layers_stay_unchanged(make_trainer, layer: nn.Module, arguments: dict):
     with pytest.raises(ValueError, match="allow_no_match=False: BlurPool found no strided Conv2d"):
-        operated(make_trainer, layer, **arguments)
-    assert operated(make_trainer, layer, allow_no_match=True, **arguments) is layer
+        apply_blurpool(make_trainer, layer, **arguments)
+    assert apply_blurpool(make_trainer, layer, allow_no_match=True, **arguments) is layer
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_channels_last_keeps_values_and_orders_memory_by_pixels():
+def test_channels_last_keeps_values_and_stores_each_pixel_as_a_whole():
     images = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
     converted = to_channels_last(images)
     assert torch.equal(converted, images)
@@ -22,6 +22,8 @@ def test_channels_last_keeps_values_and_orders_memory_by_pixels():
 
 
 class Layouts(Callback):
+    """Stores whether inputs are channels-last in training, evaluation and prediction."""
+
     def __init__(self) -> None:
         self.seen: dict[str, bool] = {}
 

@@ -8,7 +8,7 @@ import torch
 
 from runner.algorithms import CudnnBenchmark
 
-ON_GPU: Any = SimpleNamespace(device=torch.device("cuda", 0))  # the only field of State that it reads
+ON_GPU: Any = SimpleNamespace(device=torch.device("cuda", 0))  # the only field of State that the algorithm reads
 
 
 def test_the_setting_is_on_during_a_run_and_restored_afterwards(caplog: pytest.LogCaptureFixture):
@@ -38,5 +38,5 @@ def test_a_deterministic_run_is_refused():
 
 @pytest.mark.gpu
 def test_a_convolution_trains_with_the_benchmark(train, resnet):
-    left = train(CudnnBenchmark(), build=resnet, device="cuda", max_duration="2ba")
-    torch.testing.assert_close(left.seen, train(build=resnet, device="cuda", max_duration="2ba").seen)
+    options = {"build": resnet, "device": "cuda", "max_duration": "2ba"}
+    torch.testing.assert_close(train(CudnnBenchmark(), **options).seen, train(**options).seen)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from observers import History, averaged, warnings_of
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from runner import Callback, evaluation_weights, save_checkpoint
@@ -13,7 +14,7 @@ from runner.checkpoints.files import read_file
 
 
 class Reference(Callback):
-    """Averages the weights with torch, at every batch from FIT_START on."""
+    """Averages the weights with torch's EMA, from FIT_START on and after each batch."""
 
     def __init__(self, smoothing: float):
         self.smoothing = smoothing
@@ -27,29 +28,8 @@ class Reference(Callback):
         self.average.update_parameters(state.unwrapped_model)
 
 
-class History(Callback):
-    """Stores the weights before training and after each batch and epoch."""
-
-    def __init__(self):
-        self.after_batch, self.after_epoch = [], []
-
-    def fit_start(self, state, logger):
-        self.initial = copy.deepcopy(state.unwrapped_model.state_dict())
-
-    def batch_end(self, state, logger):
-        self.after_batch.append(copy.deepcopy(state.unwrapped_model.state_dict()))
-
-    def epoch_end(self, state, logger):
-        self.after_epoch.append(copy.deepcopy(state.unwrapped_model.state_dict()))
-
-
-def averaged(trainer) -> dict[str, torch.Tensor]:
-    with evaluation_weights(trainer.state):
-        return copy.deepcopy(trainer.state.unwrapped_model.state_dict())
-
-
 def fold(first, later, smoothing: float) -> dict[str, torch.Tensor]:
-    """Return the average by its recurrence, for floating-point tensors."""
+    """Return the average of the floating-point tensors by its recurrence."""
     average = {name: value for name, value in first.items() if value.is_floating_point()}
     for values in later:
         average = {name: smoothing * old + (1 - smoothing) * values[name] for name, old in average.items()}
@@ -65,33 +45,33 @@ def test_parameters_are_averaged_as_torch_does(make_trainer, grad_accum: int):
     reference = Reference(smoothing_of(5))
     with make_trainer(EMA("5ba"), callbacks=[reference], grad_accum=grad_accum) as trainer:
         trainer.fit()
-        own = averaged(trainer)
-    torch.testing.assert_close(own, dict(reference.average.module.state_dict()), rtol=0, atol=0)
+        average = averaged(trainer)
+    torch.testing.assert_close(average, dict(reference.average.module.state_dict()), rtol=0, atol=0)
 
 
 def test_floating_buffers_are_averaged_and_others_copied(make_trainer):
     history = History()
     with make_trainer(EMA(None, smoothing=0.8), callbacks=[history], batch_norm=True) as trainer:
         trainer.fit()
-        own = averaged(trainer)
-    torch.testing.assert_close(floating(own), fold(history.initial, history.after_batch, 0.8))
-    assert int(own["module.2.num_batches_tracked"]) == 6
+        average = averaged(trainer)
+    torch.testing.assert_close(floating(average), fold(history.initial, history.after_batch, 0.8))
+    assert int(average["module.2.num_batches_tracked"]) == 6
 
 
 @pytest.mark.parametrize(
-    ("arguments", "taken", "smoothing"),
+    ("arguments", "updates", "smoothing"),
     [
         ({"half_life": "4ba", "update_interval": "2ba"}, [1, 3, 5], 2**-0.5),
         ({"half_life": "1ep"}, [2, 5], 0.5),
         ({"half_life": "2ep", "update_interval": "2ep"}, [5], 0.5),
     ],
 )
-def test_updates_come_at_their_interval(make_trainer, arguments: dict, taken: list[int], smoothing: float):
+def test_the_average_is_updated_at_its_interval(make_trainer, arguments: dict, updates: list[int], smoothing: float):
     history = History()
     with make_trainer(EMA(**arguments), callbacks=[history], max_duration="2ep") as trainer:
         trainer.fit()
-        own = averaged(trainer)
-    torch.testing.assert_close(own, fold(history.initial, [history.after_batch[i] for i in taken], smoothing))
+        average = averaged(trainer)
+    torch.testing.assert_close(average, fold(history.initial, [history.after_batch[i] for i in updates], smoothing))
 
 
 @pytest.mark.parametrize("start", ["3ba", "0.5dur", "1ep"])
@@ -99,17 +79,16 @@ def test_averaging_starts_from_the_weights_at_start(make_trainer, start: str):
     history = History()
     with make_trainer(EMA("2ba", start=start), callbacks=[history]) as trainer:
         trainer.fit()
-        own = averaged(trainer)
-    torch.testing.assert_close(own, fold(history.after_batch[2], history.after_batch[3:], 2**-0.5))
+        average = averaged(trainer)
+    torch.testing.assert_close(average, fold(history.after_batch[2], history.after_batch[3:], 2**-0.5))
 
 
 def test_training_is_the_same_with_and_without_ema(make_trainer):
-    with make_trainer() as plain, make_trainer(EMA("2ba")) as ours:
-        plain.fit()
-        ours.fit()
-    torch.testing.assert_close(
-        dict(ours.state.unwrapped_model.state_dict()), dict(plain.state.unwrapped_model.state_dict()), rtol=0, atol=0
-    )
+    with make_trainer() as without, make_trainer(EMA("2ba")) as with_ema:
+        without.fit()
+        with_ema.fit()
+    weights = [dict(trainer.state.unwrapped_model.state_dict()) for trainer in (with_ema, without)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 def test_evaluations_see_the_average(make_trainer):
@@ -117,11 +96,11 @@ def test_evaluations_see_the_average(make_trainer):
         trainer.fit()
         values = trainer.eval()
         weights = averaged(trainer)
-    with make_trainer() as other:
-        trained = other.eval()["eval"]["loss"].clone()
-        other.state.unwrapped_model.load_state_dict(weights)
-        torch.testing.assert_close(values, other.eval())
-    assert not torch.equal(values["eval"]["loss"], trained)
+    with make_trainer() as untrained:
+        initial = untrained.eval()["eval"]["loss"].clone()
+        untrained.state.unwrapped_model.load_state_dict(weights)
+        torch.testing.assert_close(values, untrained.eval())
+    assert not torch.equal(values["eval"]["loss"], initial)
 
 
 def test_trained_weights_are_restored_after_an_error(make_trainer):
@@ -142,7 +121,7 @@ def test_trained_weights_are_restored_after_an_error(make_trainer):
         assert not torch.equal(average["module.1.weight"], before["module.1.weight"])
 
 
-def test_checkpoints_hold_the_average_as_the_model(make_trainer, tmp_path):
+def test_the_model_of_a_checkpoint_is_the_average(make_trainer, tmp_path):
     with make_trainer(EMA("2ba"), batch_norm=True) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
@@ -151,7 +130,7 @@ def test_checkpoints_hold_the_average_as_the_model(make_trainer, tmp_path):
         torch.testing.assert_close(trained, dict(trainer.state.unwrapped_model.state_dict()), rtol=0, atol=0)
 
 
-def test_sixteen_bit_weights_are_averaged_in_32_bits():
+def test_bfloat16_weights_are_averaged_in_float32():
     average, weights = [torch.zeros(1)], [torch.ones(1, dtype=torch.bfloat16)]
     for _ in range(1000):
         update_average(average, weights, smoothing_of(1000))
@@ -173,8 +152,7 @@ def test_a_run_without_an_update_warns(make_trainer, tmp_path, caplog, arguments
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
     with make_trainer(EMA(**arguments), max_duration=duration, resume_path=tmp_path / "checkpoint") as again:
         again.fit(may_be_over=True)
-    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    warnings = [message for message in messages if "is longer than the run" not in message]
+    warnings = [message for message in warnings_of(caplog) if "is longer than the run" not in message]
     assert len(warnings) == 2 * warns
     assert all("ema averages nothing, update_interval=" in message for message in warnings)
 
@@ -184,7 +162,7 @@ def test_a_half_life_longer_than_the_run_warns(make_trainer, caplog, half_life: 
     with make_trainer(EMA(half_life)) as trainer:  # six batches, two epochs
         trainer.fit()
     text = f"ema.half_life={half_life!r} is longer than the run of '6ba': the average hardly moves away from its start"
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [text] * warns
+    assert warnings_of(caplog) == [text] * warns
 
 
 @pytest.mark.parametrize(

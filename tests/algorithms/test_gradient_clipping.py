@@ -25,7 +25,7 @@ def test_gradients_are_clipped_as_torch_does(train, kind: str, grad_accum: int):
 
 
 @pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
-def test_small_gradients_stay_unchanged(train, kind: str):
+def test_gradients_below_the_threshold_stay_unchanged(train, kind: str):
     plain = train(max_duration="1ba").seen[0]
     clipped = train(GradientClipping(kind, 1e6), max_duration="1ba").seen[0]
     torch.testing.assert_close(clipped, plain, rtol=1e-5, atol=0)
@@ -40,13 +40,13 @@ def test_adaptive_clipping_follows_the_formula_per_output_unit(shape: tuple[int,
     clip_adaptively([parameter], threshold=0.4)
     units = range(shape[0]) if len(shape) > 1 else [...]
     for unit in units:
-        weight, own = parameter.detach()[unit], gradient[unit]
-        factor = min(1.0, 0.4 * max(float(weight.norm()), 1e-3) / float(own.norm()))
-        torch.testing.assert_close(parameter.grad[unit], own * factor)
+        limit = 0.4 * max(float(parameter.detach()[unit].norm()), 1e-3)
+        factor = min(1.0, limit / float(gradient[unit].norm()))
+        torch.testing.assert_close(parameter.grad[unit], gradient[unit] * factor)
     assert not torch.equal(parameter.grad, gradient)
 
 
-def test_units_that_start_at_zero_can_learn():
+def test_units_with_weights_of_zero_keep_a_small_gradient():
     parameter = nn.Parameter(torch.zeros(2, 3))
     parameter.grad = torch.ones(2, 3)
     clip_adaptively([parameter, nn.Parameter(torch.zeros(1))], threshold=0.5)

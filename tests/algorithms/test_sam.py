@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from rank_runs import program_of
 from torch import Tensor, nn
 
-from runner import Algorithm, Callback, ClassificationModel
+from runner import Algorithm, Callback, ClassificationModel, Trainer
 from runner.algorithms import SAM, GradientClipping, LabelSmoothing, MixUp, NaNGuard
 from runner.algorithms.sam import ascend
+from runner.data import TensorLoader
 from runner.models import MLP
 
 
@@ -44,17 +47,17 @@ def test_the_step_has_length_rho():
     weights = [torch.zeros(3, 2), torch.zeros(5)]
     gradients = [torch.randn(3, 2), torch.randn(5)]
     ascend(weights, gradients, 0.3, 1e-12)
-    flat, direction = (
-        torch.cat([tensor.flatten() for tensor in weights]),
-        torch.cat([tensor.flatten() for tensor in gradients]),
-    )
-    torch.testing.assert_close(flat, 0.3 * direction / direction.norm())
-    still = [torch.ones(2)]
-    ascend(still, [torch.zeros(2)], 0.3, 1e-12)
-    assert torch.equal(still[0], torch.ones(2))
+    step, gradient = (torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (weights, gradients))
+    torch.testing.assert_close(step, 0.3 * gradient / gradient.norm())
 
 
-def test_a_quadratic_has_a_closed_form():
+def test_a_gradient_of_zero_moves_no_weight():
+    weight = torch.ones(2)
+    ascend([weight], [torch.zeros(2)], 0.3, 1e-12)
+    assert torch.equal(weight, torch.ones(2))
+
+
+def test_the_gradient_of_a_quadratic_has_its_closed_form():
     """For the loss w A w / 2 with the gradient A w, SAM takes the gradient A (w + rho A w / |A w|)."""
     w, matrix = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
     moved = [w.clone()]
@@ -76,7 +79,7 @@ def test_gradients_are_those_of_the_paper(make_trainer, arguments: dict[str, Any
 
 
 @pytest.mark.parametrize("interval", [2, 3])
-def test_batches_between_intervals_are_trained_as_usual(make_trainer, interval: int):
+def test_batches_between_those_of_the_interval_have_plain_gradients(make_trainer, interval: int):
     record = Record()
     with make_trainer(SAM(rho=0.5, interval=interval), callbacks=[record]) as trainer:
         trainer.fit()
@@ -85,19 +88,18 @@ def test_batches_between_intervals_are_trained_as_usual(make_trainer, interval: 
         assert torch.allclose(gradients[0], plain[0]) == bool(index % interval)
 
 
-def test_a_step_of_no_length_changes_nothing(make_trainer):
+def test_a_tiny_rho_changes_nothing(make_trainer):
     def trained(*algorithms: Any) -> dict[str, Tensor]:
-        build = lambda: ClassificationModel(MLP(32, [8], 3, dropout=0.5).double(), 3)  # noqa: E731
         torch.manual_seed(0)
-        with make_trainer(*algorithms, MixUp(), LabelSmoothing(), build=build, grad_accum=2) as trainer:
+        model = ClassificationModel(MLP(32, [8], 3, dropout=0.5).double(), 3)
+        with make_trainer(*algorithms, MixUp(), LabelSmoothing(), model=model, grad_accum=2) as trainer:
             trainer.fit()
-        return dict(trainer.state.unwrapped_model.state_dict())
+        return dict(model.state_dict())
 
     torch.testing.assert_close(trained(SAM(rho=1e-300)), trained(), rtol=0, atol=0)
 
 
 def test_both_passes_smooth_labels(make_trainer):
-    """With smoothing, the paper's gradients are those of the smoothed loss."""
     record = Record()
     with make_trainer(SAM(rho=0.5), LabelSmoothing(0.3), callbacks=[record]) as trainer:
         trainer.fit()
@@ -120,17 +122,13 @@ def test_both_passes_have_the_same_dropout(make_trainer):
     torch.testing.assert_close(dropped[:2], dropped[2:], rtol=0, atol=0)
 
 
-def test_running_statistics_see_the_batch_once_at_the_weights(make_trainer):
-    with make_trainer(SAM(rho=5.0), batch_norm=True, max_duration="1ba") as ours:
-        ours.fit()
-    with make_trainer(batch_norm=True, max_duration="1ba") as plain:
-        plain.fit()
-    torch.testing.assert_close(
-        dict(ours.state.unwrapped_model.named_buffers()),
-        dict(plain.state.unwrapped_model.named_buffers()),
-        rtol=0,
-        atol=0,
-    )
+def test_running_statistics_are_updated_once_before_the_ascent(make_trainer):
+    def buffers(*algorithms: Any) -> dict[str, Tensor]:
+        with make_trainer(*algorithms, batch_norm=True, max_duration="1ba") as trainer:
+            trainer.fit()
+        return dict(trainer.state.unwrapped_model.named_buffers())
+
+    torch.testing.assert_close(buffers(SAM(rho=5.0)), buffers(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_listed_first", [False, True])
@@ -170,7 +168,7 @@ def test_runs_that_sam_cannot_train_exactly_are_refused(make_trainer):
 
 
 @pytest.mark.parametrize("is_listed_first", [False, True])
-def test_both_passes_see_a_batch_prepared_by_others(make_trainer, is_listed_first: bool):
+def test_both_passes_see_a_batch_that_another_algorithm_changed(make_trainer, is_listed_first: bool):
     class Halve(Algorithm):
         def before_train_batch(self, state, logger):
             images, targets = state.batch
@@ -212,47 +210,29 @@ def test_resume(check_resume):
     check_resume(lambda: [SAM(rho=0.3, interval=2), MixUp()], batch_norm=True)
 
 
-def test_ranks_climb_by_their_own_gradient(run_ranks):
-    def program():
-        import copy
+def compare_on_a_rank() -> None:
+    """Train with SAM on this rank, and compare gradients with the mean of the paper's gradients over ranks."""
+    torch.manual_seed(0)
+    images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
+    record = Record()
+    with Trainer(
+        model=ClassificationModel(nn.Linear(4, 2).double(), 2),
+        train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        algorithms=[SAM(rho=0.5)],
+        callbacks=[record],
+        max_duration="2ep",
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+        for model, batch, gradients, _ in record.steps:
+            expected = sam_gradients(model, lambda model, batch=batch: model.loss(model(batch), batch), 0.5)
+            for gradient in expected:
+                dist.all_reduce(gradient)
+            torch.testing.assert_close(gradients, [gradient / 2 for gradient in expected])
+    print(len(record.steps))
 
-        import torch
-        import torch.distributed as dist
 
-        from runner import Callback, ClassificationModel, Trainer
-        from runner.algorithms import SAM
-        from runner.data import TensorLoader
-
-        def loss(model, batch):
-            return torch.nn.functional.cross_entropy(model(batch), batch[1])
-
-        class Record(Callback):
-            def batch_start(self, state, logger):
-                self.model, self.batch = copy.deepcopy(state.unwrapped_model), state.batch
-
-            def after_train_batch(self, state, logger):
-                model, parameters = self.model, list(self.model.parameters())
-                first = torch.autograd.grad(loss(model, self.batch), parameters)
-                norm = torch.stack([gradient.square().sum() for gradient in first]).sum().sqrt()
-                with torch.no_grad():
-                    for parameter, gradient in zip(parameters, first, strict=True):
-                        parameter += 0.5 * gradient / norm
-                second = torch.autograd.grad(loss(model, self.batch), parameters)
-                for gradient, parameter in zip(second, state.unwrapped_model.parameters(), strict=True):
-                    dist.all_reduce(gradient)
-                    torch.testing.assert_close(parameter.grad, gradient / 2)
-
-        torch.manual_seed(0)
-        images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
-        with Trainer(
-            model=ClassificationModel(torch.nn.Linear(4, 2).double(), 2),
-            train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            algorithms=[SAM(rho=0.5)],
-            callbacks=[Record()],
-            max_duration="2ep",
-            device="cpu",
-        ) as trainer:
-            trainer.fit()
-
-    run_ranks(program)
+def test_each_rank_ascends_along_its_own_gradient(run_ranks):
+    ranks = run_ranks(program_of("algorithms/test_sam", "compare_on_a_rank"))
+    assert [rank.stdout.split()[-1] for rank in ranks] == ["4", "4"]

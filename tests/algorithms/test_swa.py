@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from observers import averaged, warnings_of
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from runner import Callback, evaluation_weights, save_checkpoint
+from runner import Callback, save_checkpoint
 from runner.algorithms import SWA
 from runner.algorithms.swa import annealed
 from runner.checkpoints.files import read_file
@@ -17,7 +18,7 @@ from runner.optim.schedulers import linear
 
 
 class Reference(Callback):
-    """Averages the weights after some batches with torch."""
+    """Averages the weights after chosen batches with torch."""
 
     def __init__(self, batches: list[int]):
         self.batches = batches
@@ -31,6 +32,8 @@ class Reference(Callback):
 
 
 class Rates(Callback):
+    """Stores the learning rate of each batch."""
+
     def __init__(self):
         self.seen = []
 
@@ -38,17 +41,12 @@ class Rates(Callback):
         self.seen.append(state.optimizers[0].param_groups[0]["lr"])
 
 
-def averaged(trainer) -> dict[str, torch.Tensor]:
-    with evaluation_weights(trainer.state):
-        return copy.deepcopy(dict(trainer.state.unwrapped_model.state_dict()))
-
-
 def only_weights(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in values.items() if "running" not in name and "num_batches" not in name}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "taken"),
+    ("arguments", "updates"),
     [
         ({"start": "0.5dur", "end": "1dur", "update_interval": "1ba"}, [3, 4, 5, 6]),
         ({"start": "2ba", "end": "5ba", "update_interval": "2ba"}, [2, 4]),
@@ -56,13 +54,13 @@ def only_weights(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         ({"start": "0ba", "end": "0.5dur", "update_interval": "1ba"}, [1, 2, 3]),
     ],
 )
-def test_parameters_are_averaged_as_torch_does(make_trainer, arguments: dict[str, Any], taken: list[int]):
-    reference = Reference(taken)
+def test_parameters_are_averaged_as_torch_does(make_trainer, arguments: dict[str, Any], updates: list[int]):
+    reference = Reference(updates)
     with make_trainer(SWA(**arguments), callbacks=[reference], max_duration="2ep") as trainer:
         trainer.fit()
-        own = averaged(trainer)
-    torch.testing.assert_close(own, dict(reference.average.module.state_dict()))
-    assert not torch.equal(own["module.1.weight"], dict(trainer.state.model.state_dict())["module.1.weight"])
+        average = averaged(trainer)
+    torch.testing.assert_close(average, dict(reference.average.module.state_dict()))
+    assert not torch.equal(average["module.1.weight"], dict(trainer.state.model.state_dict())["module.1.weight"])
 
 
 @pytest.mark.parametrize("bn_batches", [2, 10])
@@ -70,26 +68,26 @@ def test_batch_norm_statistics_equal_those_of_torchs_update_bn(make_trainer, bn_
     algorithm = SWA("0ba", "1dur", "1ba", bn_batches=bn_batches)
     with make_trainer(algorithm, batch_norm=True) as trainer:
         trainer.fit()
-        own = averaged(trainer)
+        average = averaged(trainer)
         trained = copy.deepcopy(trainer.state.unwrapped_model)
         loader = trainer.state.train_dataloader
         loader.seek(0, 0)
         batches = list(loader)[:bn_batches]
     reference = copy.deepcopy(trained)
-    reference.load_state_dict(only_weights(own), strict=False)
+    reference.load_state_dict(only_weights(average), strict=False)
     update_bn([batch[0] for batch in batches], reference.module)
-    torch.testing.assert_close(own, dict(reference.state_dict()))
-    assert not torch.equal(own["module.2.running_mean"], trained.state_dict()["module.2.running_mean"])
+    torch.testing.assert_close(average, dict(reference.state_dict()))
+    assert not torch.equal(average["module.2.running_mean"], trained.state_dict()["module.2.running_mean"])
 
 
-def test_statistics_of_training_are_kept_on_request(make_trainer):
+def test_without_bn_batches_the_statistics_of_training_are_kept(make_trainer):
     with make_trainer(SWA("0ba", "1dur", "1ba", bn_batches=0), batch_norm=True) as trainer:
         trainer.fit()
-        own, live = averaged(trainer), dict(trainer.state.unwrapped_model.state_dict())
-    assert torch.equal(own["module.2.running_mean"], live["module.2.running_mean"])
+        average, trained = averaged(trainer), dict(trainer.state.unwrapped_model.state_dict())
+    assert torch.equal(average["module.2.running_mean"], trained["module.2.running_mean"])
 
 
-def test_estimating_statistics_happens_once_and_changes_no_random_draw(make_trainer):
+def test_statistics_are_estimated_once_and_without_changing_random_draws(make_trainer):
     with make_trainer(SWA("0ba", "1dur", "1ba", bn_batches=2), batch_norm=True) as trainer:
         trainer.fit()
         passes: list[int] = []
@@ -103,8 +101,7 @@ def test_estimating_statistics_happens_once_and_changes_no_random_draw(make_trai
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
-def test_statistics_are_estimated_in_the_middle_of_an_epoch(make_trainer):
-    """A loader may be in the middle of its iteration, and the draws of dropout must not change."""
+def test_estimating_statistics_within_an_epoch_does_not_change_training(make_trainer):
     images, targets = torch.randn(24, 2, 4, 4, dtype=torch.float64), torch.arange(24) % 3
 
     def trained(*algorithms: Any):
@@ -115,22 +112,22 @@ def test_statistics_are_estimated_in_the_middle_of_an_epoch(make_trainer):
             trainer.fit()
         return dict(trainer.state.unwrapped_model.state_dict()), trainer.state.eval_metric_values["eval"]["loss"]
 
-    (plain, plain_loss), (ours, loss) = trained(), trained(SWA("0ba", "1dur", "1ba"))
-    torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    (expected, plain_loss), (weights, loss) = trained(), trained(SWA("0ba", "1dur", "1ba"))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
     assert float(loss) != float(plain_loss)
 
 
 def test_evaluations_and_checkpoints_see_the_average(make_trainer, tmp_path):
     with make_trainer(SWA("0ba", "1dur", "1ba"), batch_norm=True) as trainer:
         trainer.fit()
-        values, own = trainer.eval(), averaged(trainer)
-        live = copy.deepcopy(dict(trainer.state.unwrapped_model.state_dict()))
+        values, average = trainer.eval(), averaged(trainer)
+        trained = copy.deepcopy(dict(trainer.state.unwrapped_model.state_dict()))
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
-        torch.testing.assert_close(dict(trainer.state.unwrapped_model.state_dict()), live, rtol=0, atol=0)
-        torch.testing.assert_close(read_file(tmp_path / "checkpoint", "model.pt"), own, rtol=0, atol=0)
-    with make_trainer(batch_norm=True) as other:
-        other.state.unwrapped_model.load_state_dict(own)
-        torch.testing.assert_close(other.eval(), values)
+        torch.testing.assert_close(dict(trainer.state.unwrapped_model.state_dict()), trained, rtol=0, atol=0)
+        torch.testing.assert_close(read_file(tmp_path / "checkpoint", "model.pt"), average, rtol=0, atol=0)
+    with make_trainer(batch_norm=True) as untrained:
+        untrained.state.unwrapped_model.load_state_dict(average)
+        torch.testing.assert_close(untrained.eval(), values)
 
 
 @pytest.mark.parametrize("schedulers", [None, linear()])
@@ -182,14 +179,14 @@ def test_times_without_an_update_are_refused(make_trainer, start: str, end: str,
 def test_a_run_that_ends_before_the_first_update_warns(make_trainer, caplog, start: str, end: str, duration: str):
     with make_trainer(SWA(start, end), max_duration=duration) as trainer:
         trainer.fit()
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+    assert warnings_of(caplog) == [
         f"swa averages nothing, update_interval='1ep': no update falls between start={start!r} and end={end!r} of "
         f"max_duration={duration!r}; update earlier or more often"
     ]
 
 
 @pytest.mark.parametrize(("start", "end"), [("2ep", "4ep"), ("0.5dur", "1dur")])
-def test_parts_of_a_run_are_not_refused(make_trainer, start: str, end: str):
+def test_a_part_of_a_run_may_have_no_update(make_trainer, start: str, end: str):
     with make_trainer(SWA(start, end, "2ep")) as trainer:
         trainer.fit(duration="1ep")
         assert trainer.state.algorithms[0].state_dict()["count"] == 0

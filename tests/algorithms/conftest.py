@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.append(str(HERE))  # for imports of `observers`, `tasks` and `low_precision`
 
-from observers import Gradients, StopAt  # noqa: E402
+from observers import BatchRecord, StopAt  # noqa: E402
 
 NUM_SAMPLES, BATCH_SIZE, NUM_CLASSES = 24, 8, 3
 
@@ -125,14 +125,14 @@ def make_trainer(tmp_path: Path) -> MakeTrainer:
 
 
 @pytest.fixture
-def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
+def train(make_trainer: MakeTrainer) -> Callable[..., BatchRecord]:
     """Return a function that trains six batches and returns the gradients of each."""
 
-    def run(*algorithms: Algorithm, **arguments: Any) -> Gradients:
-        gradients = Gradients()
-        with make_trainer(*algorithms, callbacks=[gradients], **arguments) as trainer:
+    def run(*algorithms: Algorithm, **arguments: Any) -> BatchRecord:
+        record = BatchRecord()
+        with make_trainer(*algorithms, callbacks=[record], **arguments) as trainer:
             trainer.fit()
-        return gradients
+        return record
 
     return run
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from runner import Callback, Logger, State, Trainer, evaluation_weights
+from runner import Callback, Logger, State, Trainer, evaluation_weights, save_checkpoint
 
 
-class Gradients(Callback):
+class BatchRecord(Callback):
     """Stores the gradients for the optimizer, and the batches after augmentation."""
 
     def __init__(self) -> None:
-        self.seen: list[list[Tensor]] = []
+        self.gradients: list[list[Tensor]] = []
         self.batches: list[Any] = []
 
     def batch_start(self, state: State, logger: Logger) -> None:
@@ -24,7 +25,7 @@ class Gradients(Callback):
     def after_train_batch(self, state: State, logger: Logger) -> None:
         # Algorithms act before callbacks at every event, so gradients are already clipped.
         parameters = state.unwrapped_model.parameters()
-        self.seen.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
+        self.gradients.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
 
 
 class History(Callback):
@@ -63,6 +64,19 @@ class StopAt(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch == self.batch:
             state.stop_training()
+
+
+class SaveAt(Callback):
+    """Saves a checkpoint after some batches, in folders named after them; after the last batch, again at FIT_END."""
+
+    def __init__(self, folder: Path, *batches: int) -> None:
+        self.folder, self.batches = folder, batches
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch in self.batches:
+            save_checkpoint(state, self.folder / str(state.timestamp.batch))
+
+    fit_end = batch_checkpoint
 
 
 def averaged(trainer: Trainer) -> dict[str, Tensor]:

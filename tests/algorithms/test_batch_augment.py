@@ -25,48 +25,51 @@ def test_shifts_are_windows_of_the_padded_image(dtype: torch.dtype):
     assert torch.equal(shift_images(images, torch.full((2, 2), 2), pad=2), images)
 
 
-def test_only_selected_images_are_mirrored():
+def test_only_the_selected_images_are_flipped():
     flipped = flip_images(IMAGES, torch.tensor([True, False]))
     assert torch.equal(flipped[0], torch.from_numpy(IMAGES[0].numpy()[:, :, ::-1].copy()))
     assert torch.equal(flipped[1], IMAGES[1])
 
 
 def windows_of(image: torch.Tensor, pad: int) -> list[torch.Tensor]:
+    """Return all windows of a padded image that have the image's size."""
     height, width = image.shape[1:]
     padded = F.pad(image, (pad,) * 4)
     offsets = range(2 * pad + 1)
     return [padded[:, i : i + height, j : j + width] for i in offsets for j in offsets]
 
 
-class Pairs(Callback):
-    """Stores each batch before and after augmentation."""
+class Batches(Callback):
+    """Stores the indices of the samples of each batch, and their augmented images."""
 
     def __init__(self):
-        self.raw, self.augmented = [], []
+        self.indices, self.images = [], []
 
     def batch_start(self, state, logger):
         order = state.train_dataloader.order  # type: ignore[union-attr]
         now = state.timestamp
-        self.raw.append(order.indices(now.epoch, now.batch_in_epoch))
-        self.augmented.append(state.batch[0])
+        self.indices.append(order.indices(now.epoch, now.batch_in_epoch))
+        self.images.append(state.batch[0])
 
 
-def augment(make_trainer, algorithm: BatchAugment, **arguments) -> Pairs:
-    pairs = Pairs()
-    with make_trainer(algorithm, callbacks=[pairs], eval_interval=0, **arguments) as trainer:
+def augment(make_trainer, algorithm: BatchAugment, **arguments) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the indices and the augmented images of each trained batch."""
+    batches = Batches()
+    with make_trainer(algorithm, callbacks=[batches], eval_interval=0, **arguments) as trainer:
         trainer.fit()
-    return pairs
+    return [*zip(batches.indices, batches.images, strict=True)]
 
 
 def originals() -> torch.Tensor:
+    """Return the images of the data of `make_trainer`."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(24, 2, 4, 4, generator=generator, dtype=torch.float64)
 
 
 def test_each_image_gets_its_own_shift_and_all_shifts_are_equally_likely(make_trainer):
-    pairs = augment(make_trainer, BatchAugment(pad=1), max_duration="40ep")
+    batches = augment(make_trainer, BatchAugment(pad=1), max_duration="40ep")
     images, counts = originals(), torch.zeros(9)
-    for indices, augmented in zip(pairs.raw, pairs.augmented, strict=True):
+    for indices, augmented in batches:
         for index, image in zip(indices, augmented, strict=True):
             matches = [torch.equal(image, window) for window in windows_of(images[index], 1)]
             assert sum(matches) == 1
@@ -78,21 +81,21 @@ def test_each_image_gets_its_own_shift_and_all_shifts_are_equally_likely(make_tr
 
 
 def test_half_of_all_images_are_flipped_at_random(make_trainer):
-    pairs = augment(make_trainer, BatchAugment(pad=0, flip="random"), max_duration="20ep")
+    batches = augment(make_trainer, BatchAugment(pad=0, flip="random"), max_duration="20ep")
     images = originals()
     flipped = [
         torch.equal(image, images[index].flip(2))
-        for indices, augmented in zip(pairs.raw, pairs.augmented, strict=True)
+        for indices, augmented in batches
         for index, image in zip(indices, augmented, strict=True)
     ]
     assert 180 < sum(flipped) < 300  # of 480
 
 
 def test_alternating_flips_show_both_sides_of_each_image_in_two_epochs(make_trainer):
-    pairs = augment(make_trainer, BatchAugment(pad=0, flip="alternating"), max_duration="4ep")
+    batches = augment(make_trainer, BatchAugment(pad=0, flip="alternating"), max_duration="4ep")
     images = originals()
     sides = torch.zeros(4, 24, dtype=torch.bool)
-    for step, (indices, augmented) in enumerate(zip(pairs.raw, pairs.augmented, strict=True)):
+    for step, (indices, augmented) in enumerate(batches):
         for index, image in zip(indices, augmented, strict=True):
             flipped = torch.equal(image, images[index].flip(2))
             assert flipped or torch.equal(image, images[index])
@@ -106,7 +109,7 @@ def test_alternating_flips_show_both_sides_of_each_image_in_two_epochs(make_trai
 def test_microbatches_change_nothing(train, flip: str | None):
     whole = train(BatchAugment(flip=flip))
     split = train(BatchAugment(flip=flip), grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
+    torch.testing.assert_close(split.gradients, whole.gradients)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(split.batches, whole.batches, strict=True))
 
 
@@ -132,7 +135,7 @@ def test_resume(check_resume, flip: str | None):
     check_resume(lambda: [BatchAugment(flip=flip)])
 
 
-def test_a_batch_without_images_says_how_to_leave_it_out():
+def test_the_error_for_a_batch_without_images_says_how_to_leave_out_the_algorithm():
     loader = TensorLoader(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, shuffle=False)
     with (
         Trainer(

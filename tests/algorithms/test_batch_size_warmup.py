@@ -19,30 +19,29 @@ def test_the_size_rises_linearly_to_the_whole_batch():
 
 def test_training_uses_the_first_samples_of_each_batch(train):
     whole = train(max_duration="10ba").batches
-    some = train(BatchSizeWarmup(0.25, 0.5), max_duration="10ba").batches
-    assert [len(images) for images, _ in some] == [2, 3, 4, 6, 7] + [8] * 5
-    for few, all_of_them in zip(some, whole, strict=True):
-        assert all(
-            torch.equal(part, everything[: len(part)]) for part, everything in zip(few, all_of_them, strict=True)
-        )
+    short = train(BatchSizeWarmup(0.25, 0.5), max_duration="10ba").batches
+    assert [len(images) for images, _ in short] == [2, 3, 4, 6, 7] + [8] * 5
+    for (images, targets), (all_images, all_targets) in zip(short, whole, strict=True):
+        assert torch.equal(images, all_images[: len(images)])
+        assert torch.equal(targets, all_targets[: len(images)])
 
 
 @pytest.mark.parametrize("grad_accum", [1, 3])
 def test_gradients_are_those_of_the_smaller_batch(train, make_trainer, grad_accum: int):
-    gradients = train(BatchSizeWarmup(0.5), max_duration="1ba", grad_accum=grad_accum)
+    record = train(BatchSizeWarmup(0.5), max_duration="1ba", grad_accum=grad_accum)
     model = make_trainer().state.unwrapped_model
-    assert len(gradients.batches[0][0]) == 4
-    model.loss(model(gradients.batches[0]), gradients.batches[0]).backward()
-    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+    assert len(record.batches[0][0]) == 4
+    model.loss(model(record.batches[0]), record.batches[0]).backward()
+    torch.testing.assert_close(record.gradients[0], [p.grad for p in model.parameters()])
 
 
-def test_a_warm_up_of_no_length_changes_nothing(train):
-    plain = train().seen
+def test_a_warmup_without_smaller_batches_changes_nothing(train):
+    plain = train().gradients
     for algorithm in (BatchSizeWarmup(1.0), BatchSizeWarmup(0.25, 0.0)):
-        torch.testing.assert_close(train(algorithm).seen, plain, rtol=0, atol=0)
+        torch.testing.assert_close(train(algorithm).gradients, plain, rtol=0, atol=0)
 
 
-def test_it_composes_with_selection_augmentation_and_mixing(make_trainer):
+def test_the_warmup_composes_with_selection_augmentation_and_mixing(make_trainer):
     selection = SelectiveBackprop(0.0, 1.0, interrupt=0)
     with make_trainer(MixUp(), LabelSmoothing(), BatchAugment(), selection, BatchSizeWarmup(duration=1.0)) as trainer:
         trainer.fit()
@@ -63,7 +62,7 @@ def test_resume(check_resume):
 
 
 @pytest.mark.slow
-def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
+def test_ranks_with_batches_of_unequal_size_agree_on_the_number_of_tokens(run_ranks):
     def program():
         import torch
         import torch.distributed as dist
@@ -74,39 +73,39 @@ def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
         from runner.data import TensorLoader
 
         class Tokens(Callback):
-            mine = 0
+            count = 0
 
             def after_train_batch(self, state, logger):
                 if not state.batch_is_padding:
-                    self.mine += state.batch[0].numel()
+                    self.count += state.batch[0].numel()
 
         tokens = torch.randint(9, (16, 8), generator=torch.Generator().manual_seed(0))
         for algorithm in (BatchSizeWarmup(1.0, 0.1), SelectiveBackprop(0.0, 1.0, keep=0.4, interrupt=0)):
             torch.manual_seed(0)
-            counted = Tokens()
+            callback = Tokens()
+            # The ranks get 2 and 3 samples of a batch, and 0 and 1 of the last.
+            loader = TensorLoader(tokens, tokens, batch_size=5, shuffle=False)
             with Trainer(
                 model=LanguageModel(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))),
-                train_dataloader=TensorLoader(
-                    tokens, tokens, batch_size=5, shuffle=False
-                ),  # 2 and 3 on the ranks, 0 and 1 in the last batch
+                train_dataloader=loader,
                 optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
                 max_duration="150tok",
                 algorithms=[algorithm],
-                callbacks=counted,
+                callbacks=callback,
                 device="cpu",
             ) as trainer:
                 trainer.fit()
-                trained = torch.tensor([counted.mine, trainer.state.timestamp.batch])
-                every = [torch.empty_like(trained) for _ in range(2)]
-                dist.all_gather(every, trained)
-            assert trainer.state.timestamp.token == every[0][0] + every[1][0] >= 150, get_global_rank()
-            assert every[0][1] == every[1][1]
+                counts = torch.tensor([callback.count, trainer.state.timestamp.batch])
+                first, second = (torch.empty_like(counts) for _ in range(2))
+                dist.all_gather([first, second], counts)
+            assert trainer.state.timestamp.token == first[0] + second[0] >= 150, get_global_rank()
+            assert first[1] == second[1]
 
     run_ranks(program, 2)
 
 
 @pytest.mark.slow
-def test_ranks_keep_the_same_fraction_and_train_alike(run_ranks):
+def test_ranks_keep_the_same_fraction_of_samples_and_equal_weights(run_ranks):
     def program():
         import torch
         import torch.distributed as dist
@@ -140,7 +139,7 @@ def test_ranks_keep_the_same_fraction_and_train_alike(run_ranks):
             first = net.weight.detach().clone().requires_grad_()
             bias = net.bias.detach().clone()
             trainer.fit(duration="1ba")
-            # Of the first batch of 16, rank 0 has samples 0 to 7 and rank 1 has 8 to 15, of which the first half count.
+            # Rank 0 has samples 0 to 7 of the first batch and rank 1 has 8 to 15; each keeps its first half.
             kept = [*range(4), *range(8, 12)]
             loss = nn.functional.cross_entropy(nn.functional.linear(data[0][kept], first, bias), data[1][kept])
             expected = first.detach() - 0.1 * torch.autograd.grad(loss, first)[0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from observers import Shapes
 
 from runner.algorithms import ColOut
 from runner.algorithms.colout import draw_kept, remove_lines
@@ -26,13 +27,15 @@ def test_the_number_of_kept_lines_is_fixed(length: int, share: float, kept: int)
     assert (counts < 300 * kept / length + 60).all()
 
 
-def test_batches_shrink_in_training_and_not_in_evaluation(train, resnet):
-    batches = train(ColOut(0.25, 0.5), build=resnet).batches
-    assert [tuple(images.shape) for images, _ in batches] == [(8, 2, 3, 2)] * 6
+def test_images_shrink_in_training_and_not_in_evaluation(make_trainer, resnet):
+    shapes = Shapes()
+    with make_trainer(ColOut(0.25, 0.5), build=resnet, callbacks=[shapes]) as trainer:
+        trainer.fit()
+    assert shapes.trained == {(8, 2, 3, 2)} and shapes.evaluated == {(8, 2, 4, 4)}
 
 
 def test_removing_no_lines_changes_nothing(train):
-    assert torch.equal(train(ColOut(0, 0)).seen[5][0], train().seen[5][0])
+    assert torch.equal(train(ColOut(0, 0)).gradients[5][0], train().gradients[5][0])
 
 
 @pytest.mark.parametrize("arguments", [{"p_row": -0.1}, {"p_col": 1.5}])

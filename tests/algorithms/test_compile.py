@@ -67,15 +67,15 @@ def count_graphs() -> Callable[[], int]:
 
 
 @pytest.mark.slow
-def test_equal_blocks_share_their_code_and_train_the_same(train, count_graphs):
+def test_equal_blocks_share_one_graph_and_train_the_same(train, count_graphs):
     options = {"build": net, "max_duration": "2ba", "eval_interval": 0}
     compiled = train(Compile(), **options)
     assert count_graphs() == 1
-    torch.testing.assert_close(compiled.seen, train(**options).seen)
+    torch.testing.assert_close(compiled.gradients, train(**options).gradients)
 
 
 def wide() -> ClassificationModel:
-    """Has blocks of four widths, which share one limit of recompilations."""
+    """Return a model with blocks of several widths, which share one limit of recompilations."""
     return ClassificationModel(ResNet8(in_channels=2, num_classes=3, width=4), 3).double()
 
 
@@ -93,17 +93,17 @@ def images() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("scope", fast(["block", "model", "step"], "step"))
 @pytest.mark.parametrize(("build", "make_data"), [(wide, images), pytest.param(gpt, tokens, marks=pytest.mark.slow)])
-def test_all_is_compiled_in_the_first_epoch_and_evaluation_and_nothing_later(
+def test_nothing_is_compiled_after_the_first_epoch_and_evaluation(
     make_trainer, count_graphs, build: Callable, make_data: Callable, scope: str, uncompiled
 ):
     from torch._dynamo.utils import counters
 
     class Count(Callback):
         def __init__(self) -> None:
-            self.after_each: list[int] = []
+            self.graphs: list[int] = []
 
         def eval_end(self, state, logger):
-            self.after_each.append(count_graphs())
+            self.graphs.append(count_graphs())
 
     count, data = Count(), make_data()
     with make_trainer(
@@ -116,7 +116,7 @@ def test_all_is_compiled_in_the_first_epoch_and_evaluation_and_nothing_later(
         callbacks=[count],
     ) as trainer:
         trainer.fit()
-    assert count.after_each[0] > 0 and {*count.after_each} == {count.after_each[0]}
+    assert count.graphs[0] > 0 and {*count.graphs} == {count.graphs[0]}
     # Torch skips the frame that disables gradients around the step of an optimizer.
     assert counters["frames"]["total"] - counters["frames"]["ok"] == (scope == "step")
 
@@ -132,7 +132,7 @@ OPTIMIZERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon_fused", "fused", "muon"])
-def test_a_whole_step_trains_the_same_under_a_warm_up_from_zero(make_trainer, uncompiled, language, name: str):
+def test_a_compiled_step_trains_the_same_with_a_warmup_from_zero(make_trainer, uncompiled, language, name: str):
     class Seen(Callback):
         def __init__(self) -> None:
             self.losses: list[Tensor] = []
@@ -150,7 +150,7 @@ def test_a_whole_step_trains_the_same_under_a_warm_up_from_zero(make_trainer, un
         return seen
 
     compiled, plain = run(Compile(scope="step")), run()
-    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # outside of the step, rates stay numbers
+    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # rates are tensors only within the step
     torch.testing.assert_close(compiled.losses, plain.losses, rtol=1e-5, atol=0)  # Adam divides in another order
 
 
@@ -161,7 +161,7 @@ def test_a_compiled_optimizer_is_not_recompiled_for_new_rates(uncompiled, count_
         if compiles:
             compile_optimizer(optimizer, "default")
         for rate in (0.0, 0.1, 0.05, 0.2):
-            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # a rate of 0 as a tensor divides 0 by 0
+            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # with a rate of 0 as a tensor, Adam would divide 0 by 0
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
         return weight.detach()
@@ -180,32 +180,33 @@ def test_the_matrix_update_is_compiled_beside_a_fused_fallback(uncompiled, count
 
 
 @pytest.mark.slow
-def test_a_whole_step_resumes_bit_for_bit(check_resume, uncompiled):
+def test_a_compiled_step_resumes_bit_for_bit(check_resume, uncompiled):
     check_resume(lambda: [Compile(scope="step")], build=net, optimizers=OPTIMIZERS["adamw"])
 
 
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_trainer, uncompiled):
     halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     options = {"schedulers": halving, "step_schedulers_every_batch": True, "max_duration": "2ba"}
-    with make_trainer(Compile(scope="step"), build=net, **options) as trainer:  # a warning of torch would fail
+    with make_trainer(Compile(scope="step"), build=net, **options) as trainer:
         before = trainer.state.optimizers[0].param_groups[0]["lr"]
         trainer.fit()
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == before / 4
 
 
-def test_models_that_cannot_join_their_loss_are_refused(make_trainer):
+def test_models_that_cannot_be_compiled_with_their_loss_are_refused(make_trainer):
     with pytest.raises(ValueError, match="scope='step': LabelSmoothing acts between the forward pass and the loss"):
         make_trainer(Compile(scope="step"), LabelSmoothing(), build=net)
 
-    class Own(ClassificationModel):
+    class OwnStep(ClassificationModel):
         def metrics(self, train):
             return {}
 
         def training_step(self, state):
             return self.loss(self(state.microbatch), state.microbatch)
 
-    with pytest.raises(ValueError, match="scope='step': Own has its own training_step; use scope='model'"):
-        make_trainer(Compile(scope="step"), build=lambda: Own(net().module, 3))
+    with pytest.raises(ValueError, match="scope='step': OwnStep has its own training_step; use scope='model'"):
+        make_trainer(Compile(scope="step"), build=lambda: OwnStep(net().module, 3))
 
 
 @pytest.mark.slow
@@ -213,7 +214,7 @@ def test_scope_model_compiles_the_whole_model(train, count_graphs):
     options = {"max_duration": "2ba", "eval_interval": 0}
     compiled = train(Compile(scope="model"), **options)
     assert count_graphs() == 1
-    torch.testing.assert_close(compiled.seen, train(**options).seen)
+    torch.testing.assert_close(compiled.gradients, train(**options).gradients)
 
 
 @pytest.mark.slow
@@ -246,7 +247,7 @@ def test_a_model_without_repeated_blocks_is_refused(make_trainer, caplog: pytest
         make_trainer(Compile())
     with caplog.at_level("INFO", "runner"):
         make_trainer(Compile(scope="model")).close()
-    assert "Compile changed" not in caplog.text  # it would name no part
+    assert "Compile changed" not in caplog.text  # there is no part to name
 
 
 @pytest.mark.parametrize("scope", ["block", "model", "step"])
@@ -273,13 +274,13 @@ def test_arguments_are_checked():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scope", ["block", "model", "step"])
-def test_graphs_train_and_evaluate_the_same(train, scope: str):
+def test_cuda_graphs_train_and_evaluate_the_same(train, scope: str):
     options = {"build": net, "max_duration": "4ba", "eval_interval": "2ba", "device": "cuda"}
     compiled = train(Compile("reduce-overhead", scope), **options)
-    torch.testing.assert_close(compiled.seen, train(**options).seen)
+    torch.testing.assert_close(compiled.gradients, train(**options).gradients)
 
 
 @pytest.mark.gpu
-def test_graphs_do_not_accumulate_gradients(make_trainer, resnet):
+def test_cuda_graphs_refuse_to_accumulate_gradients(make_trainer, resnet):
     with pytest.raises(ValueError, match="mode='reduce-overhead': CUDA graphs cannot accumulate gradients"):
         make_trainer(Compile("reduce-overhead"), build=resnet, grad_accum=2, device="cuda")

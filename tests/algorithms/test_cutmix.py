@@ -40,17 +40,17 @@ def reference_gradients(model, batch, alpha: float, smoothing: float = 0.0) -> l
 @pytest.mark.parametrize("grad_accum", [1, 3])
 def test_gradients_are_those_of_the_paper(train, make_trainer, interpolate_loss: bool, grad_accum: int):
     algorithm = CutMix(1.0, interpolate_loss=interpolate_loss)
-    gradients = train(algorithm, max_duration="1ba", grad_accum=grad_accum)
-    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 1.0)
-    torch.testing.assert_close(gradients.seen[0], expected)
+    record = train(algorithm, max_duration="1ba", grad_accum=grad_accum)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, record.batches[0], 1.0)
+    torch.testing.assert_close(record.gradients[0], expected)
 
 
 @pytest.mark.parametrize("cutmix_first", [True, False])
 def test_cutmix_composes_with_label_smoothing_in_either_order(train, make_trainer, cutmix_first: bool):
     algorithms = [CutMix(), LabelSmoothing(0.2)][:: 1 if cutmix_first else -1]
-    gradients = train(*algorithms, max_duration="1ba", grad_accum=2)
-    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 1.0, smoothing=0.2)
-    torch.testing.assert_close(gradients.seen[0], expected)
+    record = train(*algorithms, max_duration="1ba", grad_accum=2)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, record.batches[0], 1.0, smoothing=0.2)
+    torch.testing.assert_close(record.gradients[0], expected)
 
 
 def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
@@ -58,7 +58,7 @@ def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
         make_trainer(CutMix(interpolate_loss=True), LabelSmoothing())
 
 
-def test_each_batch_gets_mixup_or_cutmix_with_the_share_of_random_choice():
+def test_mixup_share_is_the_probability_that_a_batch_gets_mixup():
     algorithm = CutMix(mixup_share=0.3)
     images = torch.rand(2, 3, 4, 4)
     chosen = []
@@ -68,9 +68,8 @@ def test_each_batch_gets_mixup_or_cutmix_with_the_share_of_random_choice():
         algorithm._weight = weight
         if algorithm._is_mixup:
             assert weight == draw_weight(0.2, seed)
-            torch.testing.assert_close(
-                algorithm.mix(images, images.flip(0)), (1 - weight) * images + weight * images.flip(0)
-            )
+            mixed = (1 - weight) * images + weight * images.flip(0)
+            torch.testing.assert_close(algorithm.mix(images, images.flip(0)), mixed)
         else:
             assert torch.equal(algorithm.mix(images, images.flip(0)), paste(images, images.flip(0), algorithm._box))
     # torchvision.transforms.v2.RandomChoice draws one of its transforms for each batch, independently.
@@ -80,12 +79,12 @@ def test_each_batch_gets_mixup_or_cutmix_with_the_share_of_random_choice():
 
 
 @pytest.mark.parametrize("grad_accum", [1, 3])
-def test_batches_of_mixup_have_its_gradients(train, grad_accum: int):
+def test_a_mixup_share_of_one_gives_the_gradients_of_mixup(train, grad_accum: int):
     mixup, cutmix = MixUp(0.4), CutMix(mixup_share=1.0, mixup_alpha=0.4)
     for algorithm in (mixup, cutmix):
         algorithm.config_key = KEY
     expected, actual = (
-        train(algorithm, max_duration="2ba", grad_accum=grad_accum).seen for algorithm in (mixup, cutmix)
+        train(algorithm, max_duration="2ba", grad_accum=grad_accum).gradients for algorithm in (mixup, cutmix)
     )
     torch.testing.assert_close(actual, expected)
 
@@ -96,7 +95,7 @@ def test_mixup_arguments_out_of_range_are_refused(name: str, value: Any):
         CutMix(**{name: value})
 
 
-def test_images_of_integers_are_refused_with_a_mixup_share():
+def test_integer_images_are_refused_with_a_mixup_share():
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     CutMix().draw(images, 0)
     with pytest.raises(TypeError, match="inputs of torch.uint8: with mixup_share"):
@@ -140,6 +139,8 @@ def test_uniform_sampling_covers_all_pixels_equally_often(length: int):
 
 
 class Watch(Callback):
+    """Stores whether each batch is unchanged after the loss, and which pixels were replaced before it."""
+
     def __init__(self):
         self.unchanged, self.boxes = [], set()
 

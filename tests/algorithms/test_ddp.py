@@ -1,30 +1,26 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
+import torch.distributed as dist
+from rank_runs import program_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from runner import Model
+from runner import Callback, ClassificationModel, Model, Trainer, get_global_rank
 from runner.algorithms import DDP
+from runner.data import TensorLoader
+from runner.distributed.collectives import destroy_process_group, init_process_group
 
 
 def on_two_ranks() -> None:
-    """Train with each option on this rank, and print the results on rank 0."""
-    import sys
-
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    from runner import Callback, ClassificationModel, Trainer, get_global_rank
-    from runner.algorithms import DDP
-    from runner.data import TensorLoader
-    from runner.distributed.collectives import destroy_process_group, init_process_group
-
+    """Train with each option on this rank, and print on rank 0 whether DDP refuses unused parameters."""
     init_process_group(torch.device("cpu"))
 
     class Parts(nn.Module):
-        """Uses its second and its third layer in turn from batch to batch; or both."""
+        """Uses its second and third layer together, or in turn from batch to batch."""
 
         def __init__(self, both: bool) -> None:
             super().__init__()
@@ -60,11 +56,11 @@ def on_two_ranks() -> None:
             progress_bar=False,
         ) as trainer:
             trainer.fit()
-            trainer.fit("1ep")  # a hook can be registered only once
+            trainer.fit("1ep")  # the hook must not be registered again
             weights = nn.utils.parameters_to_vector(trainer.state.unwrapped_model.parameters()).detach()
-        both_ranks = [torch.empty_like(weights) for _ in range(2)]
-        dist.all_gather(both_ranks, weights)
-        assert torch.equal(*both_ranks)
+        weights_of_ranks = [torch.empty_like(weights) for _ in range(2)]
+        dist.all_gather(weights_of_ranks, weights)
+        assert torch.equal(*weights_of_ranks)
         return weights, wrapped.model
 
     plain, _ = train()
@@ -90,13 +86,13 @@ def on_two_ranks() -> None:
 
 
 def test_options_reach_ddp_and_only_compression_changes_numbers(run_ranks):
-    first, *_ = run_ranks(on_two_ranks, 2)
+    first, *_ = run_ranks(program_of("algorithms/test_ddp", "on_two_ranks"), 2)
     assert first.stdout.split() == ["True"]
 
 
 def test_a_single_process_trains_as_without_ddp(train):
-    left = train(DDP(compress="bf16"), max_duration="2ba")
-    torch.testing.assert_close(left.seen, train(max_duration="2ba").seen, rtol=0, atol=0)
+    gradients = train(DDP(compress="bf16"), max_duration="2ba").gradients
+    torch.testing.assert_close(gradients, train(max_duration="2ba").gradients, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +111,17 @@ def test_arguments_are_checked(arguments: dict, message: str):
         DDP(**arguments)
 
 
-@pytest.mark.parametrize("how", [{"grad_accum": 2}, {"microbatch_size": 4}])
-def test_a_static_graph_does_not_accumulate(make_trainer, how: dict):
+@pytest.mark.parametrize("arguments", [{"grad_accum": 2}, {"microbatch_size": 4}])
+def test_a_static_graph_refuses_to_accumulate_gradients(make_trainer, arguments: dict):
     with pytest.raises(ValueError, match="static_graph=True: torch cannot accumulate gradients with it"):
-        make_trainer(DDP(static_graph=True), **how)
+        make_trainer(DDP(static_graph=True), **arguments)
 
 
 def test_runs_whose_gradients_ddp_does_not_average_are_refused(make_trainer):
     class OwnStep(Model):
         def __init__(self):
             super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
+            self.layer = nn.Linear(1, 1)
 
         def forward(self, batch):
             return self.layer(batch)

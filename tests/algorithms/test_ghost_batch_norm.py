@@ -23,7 +23,7 @@ def test_each_chunk_has_mean_zero_and_variance_one(size: int):
         torch.testing.assert_close(chunk.var((0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64))
 
 
-def test_running_statistics_are_those_of_small_batches_one_after_another():
+def test_running_statistics_are_those_of_consecutive_small_batches():
     norm, expected = nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3).double()
     outputs = normalize_in_chunks(norm, INPUTS, 4)
     torch.testing.assert_close(outputs, torch.cat([expected(INPUTS[start : start + 4]) for start in (0, 4, 8)]))
@@ -60,15 +60,15 @@ def test_evaluation_normalizes_the_whole_batch_even_without_running_statistics(m
 
 def test_a_chunk_as_large_as_the_batch_is_plain_batch_norm(train):
     torch.testing.assert_close(
-        train(GhostBatchNorm(8), batch_norm=True).seen, train(batch_norm=True).seen, rtol=0, atol=0
+        train(GhostBatchNorm(8), batch_norm=True).gradients, train(batch_norm=True).gradients, rtol=0, atol=0
     )
 
 
 def test_microbatches_of_whole_chunks_change_nothing(make_trainer, train):
     whole = train(GhostBatchNorm(4), batch_norm=True)
     split = train(GhostBatchNorm(4), batch_norm=True, grad_accum=2)
-    torch.testing.assert_close(split.seen, whole.seen)
-    assert not torch.allclose(whole.seen[0][0], train(batch_norm=True).seen[0][0])
+    torch.testing.assert_close(split.gradients, whole.gradients)
+    assert not torch.allclose(whole.gradients[0][0], train(batch_norm=True).gradients[0][0])
 
 
 def test_arguments_are_checked(make_trainer):

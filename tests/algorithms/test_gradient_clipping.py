@@ -12,7 +12,7 @@ from runner.algorithms.gradient_clipping import clip_adaptively
 @pytest.mark.parametrize("kind", ["norm", "value"])
 def test_gradients_are_clipped_as_torch_does(train, kind: str, grad_accum: int):
     threshold = {"norm": 0.1, "value": 0.02}[kind]
-    plain = train(max_duration="1ba").seen[0]
+    plain = train(max_duration="1ba").gradients[0]
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in plain]
     for parameter, gradient in zip(parameters, plain, strict=True):
         parameter.grad = gradient.clone()
@@ -20,14 +20,14 @@ def test_gradients_are_clipped_as_torch_does(train, kind: str, grad_accum: int):
         assert nn.utils.clip_grad_norm_(parameters, threshold) > threshold
     else:
         nn.utils.clip_grad_value_(parameters, threshold)
-    clipped = train(GradientClipping(kind, threshold), max_duration="1ba", grad_accum=grad_accum).seen[0]
+    clipped = train(GradientClipping(kind, threshold), max_duration="1ba", grad_accum=grad_accum).gradients[0]
     torch.testing.assert_close(clipped, [parameter.grad for parameter in parameters])
 
 
 @pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
 def test_gradients_below_the_threshold_stay_unchanged(train, kind: str):
-    plain = train(max_duration="1ba").seen[0]
-    clipped = train(GradientClipping(kind, 1e6), max_duration="1ba").seen[0]
+    plain = train(max_duration="1ba").gradients[0]
+    clipped = train(GradientClipping(kind, 1e6), max_duration="1ba").gradients[0]
     torch.testing.assert_close(clipped, plain, rtol=1e-5, atol=0)
 
 

@@ -16,7 +16,7 @@ from runner.models import GPT
 LOSSES = torch.tensor([0.1, 0.2, 0.3, 5.0, 6.0, torch.inf])  # the last loss is unknown
 
 
-def test_expected_weights_are_one_and_hard_samples_always_have_one():
+def test_mean_weights_are_one_and_hard_samples_are_always_kept():
     weights = torch.stack([draw_weights(LOSSES, 0.75, seed) for seed in range(4000)])
     assert set(weights[:, :3].unique().tolist()) == {0.0, 4.0}
     assert weights[:, 3:].eq(1).all()
@@ -29,10 +29,10 @@ def test_nothing_is_dropped_while_losses_are_unknown():
 
 
 class Watch(Callback):
-    """Stores the trained samples, their weights, and the scores after each epoch."""
+    """Stores the samples, weights, gradients and initial model of each batch, and the scores after each epoch."""
 
     def __init__(self):
-        self.kept, self.weights, self.scores, self.models = [], [], [], []
+        self.kept, self.weights, self.gradients, self.models, self.scores = [], [], [], [], []
 
     def before_train_batch(self, state, logger):
         (algorithm,) = (algorithm for algorithm in state.algorithms if isinstance(algorithm, InfoBatch))
@@ -47,6 +47,10 @@ class Watch(Callback):
         assert torch.equal(state.batch[0], expected) or not len(kept)
         self.models.append({name: value.clone() for name, value in state.unwrapped_model.state_dict().items()})
 
+    def after_train_batch(self, state, logger):
+        parameters = state.unwrapped_model.parameters()
+        self.gradients.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
+
     def epoch_end(self, state, logger):
         self.scores.append(state.algorithms[0].state_dict()["scores"].clone())
 
@@ -54,25 +58,20 @@ class Watch(Callback):
 @pytest.mark.parametrize("grad_accum", [1, 3])
 def test_gradients_are_those_of_the_weighted_batch(make_trainer, grad_accum: int):
     watch = Watch()
-    gradients: list = []
-
-    class Gradients(Callback):
-        def after_train_batch(self, state, logger):
-            gradients.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
-
-    with make_trainer(
-        InfoBatch(0.7, 1.0), callbacks=[watch, Gradients()], max_duration="4ep", grad_accum=grad_accum
-    ) as trainer:
+    arguments = {"callbacks": [watch], "max_duration": "4ep", "grad_accum": grad_accum}
+    with make_trainer(InfoBatch(0.7, 1.0), **arguments) as trainer:
         trainer.fit()
     assert [len(kept) for kept in watch.kept[:3]] == [8, 8, 8]
     assert min(len(kept) for kept in watch.kept) < 7
     images, targets = trainer.state.train_dataloader.tensors
-    for weights, kept, before, gradient in zip(watch.weights, watch.kept, watch.models, gradients, strict=True):
+    batches = zip(watch.weights, watch.kept, watch.models, watch.gradients, strict=True)
+    for weights, kept, before, gradients in batches:
         model = make_trainer().state.unwrapped_model
         model.load_state_dict(before)
         losses = F.cross_entropy(model.module(images[kept]), targets[kept], reduction="none")
         (losses * weights[weights > 0]).sum().div(len(weights)).backward()
-        torch.testing.assert_close(gradient, [parameter.grad for parameter in model.parameters()], rtol=1e-5, atol=1e-7)
+        expected = [parameter.grad for parameter in model.parameters()]
+        torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_scores_are_the_latest_losses_of_each_sample(make_trainer):
@@ -96,27 +95,21 @@ def test_a_batch_without_kept_samples_trains_nothing(make_trainer):
         def after_train_batch(self, state, logger):
             losses.append((len(state.batch[0]), state.total_loss.item()))
 
-    algorithm = InfoBatch(0.99, 1.0)
-    with make_trainer(
-        algorithm, callbacks=[Losses()], max_duration="30ba", train_dataloader=one_hard_sample()
-    ) as trainer:
+    # Only one of 24 samples is hard: most batches of 8 keep no sample, and train on one sample without weight.
+    images, targets = torch.zeros(24, 2, 4, 4, dtype=torch.float64), torch.zeros(24, dtype=torch.int64)
+    targets[5] = 1
+    loader = TensorLoader(images, targets, batch_size=8, shuffle=True)
+    arguments = {"callbacks": [Losses()], "max_duration": "30ba", "train_dataloader": loader}
+    with make_trainer(InfoBatch(0.99, 1.0), **arguments) as trainer:
         trainer.fit()
-    # One of 24 samples is hard, so most batches of 8 are empty, and one sample stands in.
     assert [size for size, _ in losses[:3]] == [8, 8, 8]
     assert any((size, loss) == (1, 0.0) for size, loss in losses[3:])
 
 
-def one_hard_sample() -> TensorLoader:
-    images = torch.zeros(24, 2, 4, 4, dtype=torch.float64)
-    targets = torch.zeros(24, dtype=torch.int64)
-    targets[5] = 1
-    return TensorLoader(images, targets, batch_size=8, shuffle=True)
-
-
 def test_pruning_nothing_changes_nothing(train):
-    plain = train(batch_norm=True).seen
-    torch.testing.assert_close(train(InfoBatch(0.0), batch_norm=True).seen, plain, rtol=0, atol=0)
-    torch.testing.assert_close(train(InfoBatch(0.5, delta=0.0), batch_norm=True).seen, plain, rtol=0, atol=0)
+    plain = train(batch_norm=True).gradients
+    torch.testing.assert_close(train(InfoBatch(0.0), batch_norm=True).gradients, plain, rtol=0, atol=0)
+    torch.testing.assert_close(train(InfoBatch(0.5, delta=0.0), batch_norm=True).gradients, plain, rtol=0, atol=0)
 
 
 def test_the_last_epochs_drop_nothing(train):
@@ -125,7 +118,7 @@ def test_the_last_epochs_drop_nothing(train):
     assert sum(sizes[3:6]) < 24
 
 
-def test_losses_are_those_of_smoothed_targets(make_trainer):
+def test_scores_are_losses_of_smoothed_targets(make_trainer):
     with make_trainer(InfoBatch(0.7, 1.0), LabelSmoothing(0.5), CutOut(), max_duration="4ep", grad_accum=2) as trainer:
         names = [type(algorithm).__name__ for algorithm in trainer.state.algorithms]
         assert names == ["LabelSmoothing", "InfoBatch", "CutOut"]
@@ -172,7 +165,7 @@ class TwoLosses(ClassificationModel):
         return {"total": loss + outputs.square().mean(), "entropy": loss}
 
 
-def test_the_total_of_several_losses_is_weighted_and_the_parts_stay(make_trainer):
+def test_a_model_with_several_losses_keeps_their_parts(make_trainer):
     def build() -> TwoLosses:
         torch.manual_seed(0)
         return TwoLosses(nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double(), 3)

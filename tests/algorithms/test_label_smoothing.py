@@ -32,29 +32,29 @@ def test_one_hot_and_probabilities_give_the_loss_of_torch(dtype: torch.dtype):
     torch.testing.assert_close(F.cross_entropy(LOGITS, smooth_labels(one_hot, LOGITS, 0.2)), expected)
 
 
-def test_sixteen_bit_logits_get_targets_in_32_bits():
+def test_bfloat16_logits_get_targets_in_float32():
     smoothed = smooth_labels(torch.tensor([1]), torch.zeros(1, 3, dtype=torch.bfloat16), 0.3)
     torch.testing.assert_close(smoothed, torch.tensor([[0.1, 0.8, 0.1]]))
 
 
-def test_targets_that_do_not_fit_are_refused():
+def test_targets_of_a_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"targets of shape \(6, 4\)"):
         smooth_labels(torch.zeros(6, 4, dtype=torch.int64), torch.zeros(6, 4, 9))
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
-def test_smoothing_is_checked(smoothing: float):
+def test_arguments_are_checked(smoothing: float):
     with pytest.raises(ValueError, match=f"smoothing={smoothing}"):
         LabelSmoothing(smoothing)
 
 
 @pytest.mark.parametrize("grad_accum", [1, 4])
 def test_gradients_are_those_of_the_smoothed_loss(train, make_trainer, grad_accum: int):
-    gradients = train(LabelSmoothing(0.2), max_duration="1ba", grad_accum=grad_accum)
+    record = train(LabelSmoothing(0.2), max_duration="1ba", grad_accum=grad_accum)
     model = make_trainer().state.unwrapped_model
-    images, targets = gradients.batches[0]
+    images, targets = record.batches[0]
     F.cross_entropy(model.module(images), targets, label_smoothing=0.2).backward()
-    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+    torch.testing.assert_close(record.gradients[0], [p.grad for p in model.parameters()])
 
 
 @pytest.mark.parametrize("length", [4, 5])  # 4 classes: the shapes do not tell which dimension holds them
@@ -71,15 +71,8 @@ def test_a_language_model_is_smoothed_over_its_vocabulary(make_trainer, length: 
         torch.manual_seed(0)
         model = kind(GPT(vocab_size=4, context=length, d_model=8, n_layers=1, n_heads=2, dropout=0.0).double())
         data = TensorLoader(tokens, targets, batch_size=6, shuffle=False)
-        trainer = make_trainer(
-            *algorithms,
-            model=model,
-            train_dataloader=data,
-            eval_dataloader=None,
-            max_duration="2ba",
-            grad_accum=grad_accum,
-        )
-        with trainer:
+        arguments = {"model": model, "train_dataloader": data, "eval_dataloader": None, "max_duration": "2ba"}
+        with make_trainer(*algorithms, grad_accum=grad_accum, **arguments) as trainer:
             trainer.fit()
         return list(model.parameters())
 
@@ -88,7 +81,7 @@ def test_a_language_model_is_smoothed_over_its_vocabulary(make_trainer, length: 
     torch.testing.assert_close(trained([LabelSmoothing(0.3)], LanguageModel, 3), expected)
 
 
-def test_class_dim_names_the_classes_of_a_custom_model(train, make_trainer):
+def test_class_dim_is_the_dimension_of_the_classes(train, make_trainer):
     class Rows(ClassificationModel):
         def forward(self, batch):
             return super().forward(batch).unsqueeze(1)
@@ -107,13 +100,15 @@ def test_class_dim_names_the_classes_of_a_custom_model(train, make_trainer):
     data = TensorLoader(images, targets.unsqueeze(1), batch_size=len(images), shuffle=False)
     smoothing = LabelSmoothing(0.2, class_dim=2)
     arguments = {"model": make_rows(), "train_dataloader": data, "eval_dataloader": None, "max_duration": "1ba"}
-    gradients = train(smoothing, **arguments)
+    record = train(smoothing, **arguments)
     model = make_rows()
     F.cross_entropy(model.module(images), targets, label_smoothing=0.2).backward()
-    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+    torch.testing.assert_close(record.gradients[0], [p.grad for p in model.parameters()])
 
 
-class TargetsAfterLoss(Callback):
+class BatchesAfterLoss(Callback):
+    """Stores the microbatch and the batch after each loss."""
+
     def __init__(self):
         self.seen = []
 
@@ -121,15 +116,15 @@ class TargetsAfterLoss(Callback):
         self.seen.append((state.microbatch, state.batch))
 
 
-def test_the_true_targets_are_back_after_the_loss(make_trainer):
-    after = TargetsAfterLoss()
+def test_the_original_targets_are_restored_after_the_loss(make_trainer):
+    after = BatchesAfterLoss()
     with make_trainer(LabelSmoothing(0.5), callbacks=[after]) as trainer:
         trainer.fit()
     assert len(after.seen) == 6
     assert all(microbatch is batch and batch[1].dtype is torch.int64 for microbatch, batch in after.seen)
 
 
-def test_evaluations_and_other_losses_are_not_smoothed(make_trainer):
+def test_evaluations_are_not_smoothed(make_trainer):
     def losses(*smoothing: LabelSmoothing) -> tuple[float, float]:
         with make_trainer(
             *smoothing, max_duration="1ba", optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0)
@@ -142,14 +137,14 @@ def test_evaluations_and_other_losses_are_not_smoothed(make_trainer):
 
 
 def test_a_custom_loss_gets_probabilities(train, make_trainer):
-    class Own(ClassificationModel):
+    class OwnLoss(ClassificationModel):
         def loss(self, outputs, batch):
             assert batch[1].is_floating_point() or not self.training
             return F.cross_entropy(outputs, batch[1])
 
-    torchs = train(LabelSmoothing(0.2), max_duration="2ba")
-    own = train(LabelSmoothing(0.2), max_duration="2ba", model=Own(make_trainer().state.unwrapped_model.module, 3))
-    torch.testing.assert_close(own.seen, torchs.seen)
+    expected = train(LabelSmoothing(0.2), max_duration="2ba").gradients
+    model = OwnLoss(make_trainer().state.unwrapped_model.module, 3)
+    torch.testing.assert_close(train(LabelSmoothing(0.2), max_duration="2ba", model=model).gradients, expected)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +165,8 @@ def test_a_custom_loss_gets_probabilities(train, make_trainer):
     ],
 )
 def test_labels_are_not_smoothed_twice(run_here, words: list[str], reason: str):
-    wrong = run_here("check", "algorithms=label_smoothing", *words, code=2).err
-    assert "smoothing=0.1: " in wrong and reason in wrong
+    error = run_here("check", "algorithms=label_smoothing", *words, code=2).err
+    assert "smoothing=0.1: " in error and reason in error
 
 
 def test_samples_of_several_classes_are_refused(train):

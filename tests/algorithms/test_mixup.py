@@ -11,8 +11,8 @@ from runner.algorithms._mixing import draw_partners, draw_weight, interpolate
 KEY = "mixup"
 
 
-def reference_gradients(model, batch, alpha: float, index: int, smoothing: float = 0.0) -> list[torch.Tensor]:
-    """Return the gradients of the interpolated loss, as in the paper."""
+def reference_gradients(model, batch, alpha: float, smoothing: float = 0.0, index: int = 0) -> list[torch.Tensor]:
+    """Return the gradients of the interpolated loss of a batch of this index, as in the paper."""
     images, targets = batch
     seed = stream_seed(0, KEY, index)
     lam, permutation = draw_weight(alpha, seed), draw_partners(len(images), seed)
@@ -25,18 +25,18 @@ def reference_gradients(model, batch, alpha: float, index: int, smoothing: float
 @pytest.mark.parametrize("interpolate_loss", [False, True])
 @pytest.mark.parametrize("grad_accum", [1, 3, 4])
 def test_gradients_are_those_of_the_paper(train, make_trainer, interpolate_loss: bool, grad_accum: int):
-    gradients = train(MixUp(0.7, interpolate_loss), max_duration="1ba", grad_accum=grad_accum)
-    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 0.7, 0)
-    torch.testing.assert_close(gradients.seen[0], expected)
+    record = train(MixUp(0.7, interpolate_loss), max_duration="1ba", grad_accum=grad_accum)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, record.batches[0], 0.7)
+    torch.testing.assert_close(record.gradients[0], expected)
 
 
 @pytest.mark.parametrize("mixup_first", [True, False])
 @pytest.mark.parametrize("grad_accum", [1, 4])
 def test_mixup_composes_with_label_smoothing_in_either_order(train, make_trainer, mixup_first: bool, grad_accum: int):
     algorithms = [MixUp(0.7), LabelSmoothing(0.2)]
-    gradients = train(*algorithms[:: 1 if mixup_first else -1], max_duration="1ba", grad_accum=grad_accum)
-    expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 0.7, 0, smoothing=0.2)
-    torch.testing.assert_close(gradients.seen[0], expected)
+    record = train(*algorithms[:: 1 if mixup_first else -1], max_duration="1ba", grad_accum=grad_accum)
+    expected = reference_gradients(make_trainer().state.unwrapped_model, record.batches[0], 0.7, smoothing=0.2)
+    torch.testing.assert_close(record.gradients[0], expected)
 
 
 def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
@@ -45,7 +45,7 @@ def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
 
 
 @pytest.mark.parametrize("other", [CutMix(), MixUp()])
-def test_two_mixings_at_once_are_refused(make_trainer, other):
+def test_two_mixing_algorithms_are_refused(make_trainer, other):
     with pytest.raises(ValueError, match="cannot be combined"):
         make_trainer(MixUp(), other)
 
@@ -71,6 +71,8 @@ def test_a_weight_of_zero_changes_nothing():
 
 
 class Watch(Callback):
+    """Stores each batch with a copy of it before training, and what is the batch after the loss."""
+
     def __init__(self):
         self.before, self.after = [], []
 
@@ -91,9 +93,12 @@ def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
         assert all(torch.equal(part, copy) for part, copy in zip(batch, copies, strict=True))
 
 
-def test_each_batch_has_its_own_draw(train):
-    seeds = [stream_seed(0, KEY, batch) for batch in range(6)]
-    assert len({draw_weight(0.2, seed) for seed in seeds}) == 6
+def test_each_batch_has_its_own_draw(train, make_trainer):
+    record = train(MixUp(0.7), optimizers=lambda params: torch.optim.SGD(params, lr=0.0))  # keeps the weights
+    for index, (batch, actual) in enumerate(zip(record.batches, record.gradients, strict=True)):
+        expected = reference_gradients(make_trainer().state.unwrapped_model, batch, 0.7, index=index)
+        torch.testing.assert_close(actual, expected)
+    assert len({draw_weight(0.7, stream_seed(0, KEY, index)) for index in range(6)}) == 6
 
 
 def test_arguments_are_checked(train):

@@ -17,12 +17,12 @@ from runner.data import TensorLoader
     ("progress", "scale"),
     [(0.0, 0.5), (0.5, 0.5), (0.65, 0.75), (0.79, 0.5 + 0.5 * 0.29 / 0.3), (0.8, 1.0), (1.0, 1.0)],
 )
-def test_the_scale_is_initial_then_rises_then_stays(progress: float, scale: float):
+def test_the_scale_rises_between_delay_and_finetuning(progress: float, scale: float):
     assert scheduled_scale(progress, 0.5, 0.5, 0.2) == pytest.approx(scale)
 
 
 @pytest.mark.parametrize(("delay", "finetune"), [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.0, 0.0)])
-def test_extreme_schedules_have_no_division_by_zero(delay: float, finetune: float):
+def test_schedules_without_a_phase_rise_to_full_size(delay: float, finetune: float):
     scales = [scheduled_scale(progress / 10, 0.5, delay, finetune) for progress in range(11)]
     assert scales == sorted(scales)
     assert scales[-1] == 1.0
@@ -54,7 +54,7 @@ def test_resizing_equals_that_of_torch_and_keeps_labels():
     assert torch.equal(resize(labels, (5, 4)), expected)
 
 
-def test_a_crop_is_a_part_of_the_image():
+def test_a_crop_is_a_window_of_the_image():
     images = torch.rand(2, 3, 8, 6)
     assert torch.equal(crop(images, (3, 2), (5, 4)), images[:, :, 5:8, 4:6])
 
@@ -73,6 +73,7 @@ def test_training_uses_small_images_first_and_logs_their_size(make_trainer, resn
 
 
 def crops_of(image: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Return all windows of a size in an image of 4 x 4 pixels."""
     return [image[:, i : i + size, j : j + size] for i in range(5 - size) for j in range(5 - size)]
 
 
@@ -84,9 +85,8 @@ def test_crops_come_from_all_positions(train, resnet):
     counts = torch.zeros(9)
     for number, (cropped, _) in enumerate(batches):
         whole = images[number % 3][0]
-        matches = [
-            all(map(torch.equal, cropped, parts)) for parts in zip(*(crops_of(w, 2) for w in whole), strict=True)
-        ]
+        windows = zip(*(crops_of(image, 2) for image in whole), strict=True)
+        matches = [all(map(torch.equal, cropped, parts)) for parts in windows]
         assert sum(matches) == 1
         counts[matches.index(True)] += 1
     assert counts.min() > 2  # about 13 of each are expected
@@ -117,21 +117,21 @@ def test_image_targets_are_resized_like_inputs(train, mode: str, channels: int |
             assert torch.equal(inputs, targets.double().view_as(inputs))
 
 
-def test_other_targets_are_refused(train, resnet):
+def test_resizing_targets_that_are_not_images_is_refused(train, resnet):
     with pytest.raises(ValueError, match="resize_targets=True"):
         train(ProgressiveResizing(size_increment=1, resize_targets=True), build=resnet)
 
 
-def test_full_size_changes_nothing(train):
-    plain = train().seen
-    torch.testing.assert_close(train(ProgressiveResizing(initial_scale=1.0)).seen, plain, rtol=0, atol=0)
+def test_an_initial_scale_of_one_changes_nothing(train):
+    plain = train().gradients
+    torch.testing.assert_close(train(ProgressiveResizing(initial_scale=1.0)).gradients, plain, rtol=0, atol=0)
 
 
 def test_microbatches_change_nothing(train, resnet_without_norms):
     algorithm = ProgressiveResizing("crop", size_increment=1)
     whole = train(algorithm, build=resnet_without_norms)
     split = train(algorithm, build=resnet_without_norms, grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
+    torch.testing.assert_close(split.gradients, whole.gradients)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,6 @@ def test_resume(check_resume, resnet, mode: str):
     check_resume(lambda: [ProgressiveResizing(mode, 0.5, 0.2, 0.2, size_increment=1)], build=resnet)
 
 
-def test_images_in_16_bits_are_resized_like_those_in_32():
+def test_bfloat16_images_are_resized_like_float32_images():
     images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     torch.testing.assert_close(resize(images, (4, 4)), resize(images.float(), (4, 4)).bfloat16(), rtol=0, atol=0)

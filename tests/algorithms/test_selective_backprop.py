@@ -74,46 +74,45 @@ def test_several_losses_are_combined_as_in_training():
     error = model(batch)["prediction"][:, 0] - batch["targets"]
     losses = sample_losses(model, model(batch), batch)
     torch.testing.assert_close(losses, error.square() + error.abs())
-    torch.testing.assert_close(
-        *(torch.autograd.grad(losses.sum(), model.net.weight) for losses in (losses, error**2 + error.abs()))
-    )
+    gradients = [torch.autograd.grad(values.sum(), model.net.weight) for values in (losses, error**2 + error.abs())]
+    torch.testing.assert_close(*gradients)
 
 
 class Losses(Callback):
-    """Stores the losses of all samples of a batch, and of the trained ones."""
+    """Stores the number of trained samples of each batch, and the ratio of their mean loss to that of the batch."""
 
     def __init__(self):
-        self.sizes, self.excess = [], []
+        self.sizes, self.ratios = [], []
 
     def batch_start(self, state, logger):
         trained = evaluate_losses(state, state.batch)
         now = state.timestamp
         loader: Any = state.train_dataloader
         indices = loader.order.indices(now.epoch, now.batch_in_epoch)
-        read = evaluate_losses(state, tuple(part[indices] for part in loader.tensors))
+        whole = evaluate_losses(state, tuple(part[indices] for part in loader.tensors))
         self.sizes.append(len(trained))
-        self.excess.append((trained.mean() / read.mean()).item())
+        self.ratios.append((trained.mean() / whole.mean()).item())
 
 
-def test_higher_losses_are_trained_between_start_and_end_except_in_whole_batches(make_trainer):
+def test_high_losses_are_selected_between_start_and_end_except_in_each_third_batch(make_trainer):
     losses = Losses()
     algorithm = SelectiveBackprop(0.25, 0.75, keep=0.5, interrupt=3)
     with make_trainer(algorithm, callbacks=[losses], max_duration="40ba") as trainer:
         trainer.fit()
     expected = [4 if 10 <= batch < 30 and (batch + 1) % 3 else 8 for batch in range(40)]
     assert losses.sizes == expected
-    chosen = [excess for excess, size in zip(losses.excess, losses.sizes, strict=True) if size == 4]
-    assert sum(chosen) > 1.05 * len(chosen)
+    ratios = [ratio for ratio, size in zip(losses.ratios, losses.sizes, strict=True) if size == 4]
+    assert sum(ratios) > 1.05 * len(ratios)
     assert trainer.state.timestamp.sample == 40 * 8
 
 
 def test_gradients_are_those_of_the_selected_samples(train, make_trainer):
-    gradients = train(SelectiveBackprop(0.0, 1.0, interrupt=0), max_duration="1ba")
+    record = train(SelectiveBackprop(0.0, 1.0, interrupt=0), max_duration="1ba")
     model = make_trainer().state.unwrapped_model
-    images, targets = gradients.batches[0]
+    images, targets = record.batches[0]
     assert len(images) == len(targets) == 4
-    model.loss(model(gradients.batches[0]), gradients.batches[0]).backward()
-    torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
+    model.loss(model(record.batches[0]), record.batches[0]).backward()
+    torch.testing.assert_close(record.gradients[0], [p.grad for p in model.parameters()])
 
 
 def test_losses_are_those_of_an_evaluation(make_trainer):
@@ -130,14 +129,14 @@ def test_losses_are_those_of_an_evaluation(make_trainer):
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0, 2]), slice(0, 3, 2)])
-def test_lists_of_texts_are_selected_with_their_samples(index: Any):
+def test_texts_are_selected_with_their_samples_and_class_names_stay(index: Any):
     batch = {"x": torch.arange(3), "names": ["a", "b", "c"], "classes": ("cat", "dog")}
     picked = pick_samples(batch, 3, index)
     assert picked["x"].tolist() == [0, 2] and picked["names"] == ["a", "c"] and picked["classes"] == ("cat", "dog")
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0, 2]), slice(0, 3, 2)])
-def test_lists_of_samples_are_selected_by_sample(index: Any):
+def test_samples_are_selected_from_lists(index: Any):
     images, targets = [torch.zeros(3, size) for size in (4, 5, 6)], [{"boxes": torch.zeros(size)} for size in (1, 2, 3)]
     picked = pick_samples((images, targets), 3, index)
     assert [id(sample) for part in picked for sample in part] == [
@@ -147,17 +146,17 @@ def test_lists_of_samples_are_selected_by_sample(index: Any):
 
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_evaluating_losses_changes_nothing(train, batch_norm: bool):
-    plain = train(batch_norm=batch_norm).seen
-    whole = train(SelectiveBackprop(0.0, 1.0, keep=1.0, interrupt=0), batch_norm=batch_norm).seen
+    plain = train(batch_norm=batch_norm).gradients
+    whole = train(SelectiveBackprop(0.0, 1.0, keep=1.0, interrupt=0), batch_norm=batch_norm).gradients
     torch.testing.assert_close(whole, plain, rtol=0, atol=0)
 
 
-def test_losses_may_be_those_of_smaller_images(train, resnet):
+def test_samples_may_be_selected_by_losses_of_smaller_images(train, resnet):
     small = train(SelectiveBackprop(0.0, 1.0, scale_factor=0.5, interrupt=0), build=resnet).batches
     assert {tuple(images.shape) for images, _ in small} == {(4, 2, 4, 4)}
 
 
-def test_smaller_images_may_be_in_16_bits(train, resnet):
+def test_smaller_images_may_be_in_bfloat16(train, resnet):
     images, targets = torch.randn(24, 2, 4, 4).bfloat16(), torch.arange(24) % 3
     arguments: dict[str, Any] = {
         "build": lambda: resnet().bfloat16(),

@@ -4,11 +4,12 @@ from itertools import product
 
 import pytest
 import torch
+from observers import SaveAt
 from torch import Tensor, nn
 from torch._dynamo import config, reset
 from torch._dynamo.utils import counters
 
-from runner import Callback, ClassificationModel, save_checkpoint, stream_seed
+from runner import Callback, ClassificationModel, stream_seed
 from runner.algorithms import LAWA, StochasticDepth
 from runner.algorithms._stochastic_block import StochasticBlock, draw_kept, drop_rates
 from runner.callbacks import InMemoryLogger
@@ -54,9 +55,9 @@ def test_evaluation_equals_the_mean_of_training():
     block.kept = True
     kept = block(inputs)
     block.kept = False
-    left_out = block(inputs)
-    assert torch.equal(left_out, inputs)
-    torch.testing.assert_close(block.eval()(inputs), 0.7 * kept + 0.3 * left_out)
+    skipped = block(inputs)
+    assert torch.equal(skipped, inputs)
+    torch.testing.assert_close(block.eval()(inputs), 0.7 * kept + 0.3 * skipped)
     block.rate = 0.0
     assert torch.equal(block(inputs), kept)
 
@@ -69,27 +70,27 @@ def net() -> ClassificationModel:
         return ClassificationModel(nn.Sequential(*layers).double(), 3)
 
 
-class Inputs(Callback):
-    """Stores the blocks that each forward pass skipped, per block and sample, those whose output is the input."""
+class Skipped(Callback):
+    """Stores which blocks each forward pass skipped, by block and sample, and the rates at each evaluation."""
 
     def __init__(self) -> None:
-        self.left_out: list[list[list[bool]]] = []
+        self.skipped: list[list[list[bool]]] = []
         self.evaluations: list[list[float]] = []
 
     def fit_start(self, state, logger):
         self.blocks = [module for module in state.unwrapped_model.modules() if isinstance(module, StochasticBlock)]
         self.now: list[list[bool]] = []
         for block in self.blocks:
-            block.register_forward_hook(self.look)
+            block.register_forward_hook(self.compare)
 
-    def look(self, module, inputs, output):
+    def compare(self, module, inputs, output):
         if module.training:
             same = (output - inputs[0]).flatten(1).abs().sum(1) == 0 if output.shape == inputs[0].shape else None
             self.now.append([] if same is None else same.tolist())
 
     def before_forward(self, state, logger):
         self.now = []
-        self.left_out.append(self.now)
+        self.skipped.append(self.now)
 
     def eval_start(self, state, logger):
         self.evaluations.append([block.rate for block in self.blocks])
@@ -102,48 +103,48 @@ def expected_kept(rates: list[float], samples: int, batch: int, seed: int = 0) -
 @pytest.mark.parametrize("method", ["block", "sample"])
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_blocks_are_skipped_as_drawn(make_trainer, method: str, grad_accum: int):
-    seen = Inputs()
+    seen = Skipped()
     algorithm = StochasticDepth("Residual", method, 0.9, "uniform")
     with make_trainer(algorithm, build=net, callbacks=[seen], grad_accum=grad_accum, eval_interval=0) as trainer:
         trainer.fit()
-    for index, left_out in enumerate(seen.left_out):
+    for index, skipped in enumerate(seen.skipped):
         batch, part = divmod(index, grad_accum)
         kept = expected_kept([0.9] * 3, 1 if method == "block" else 8, batch)
         each = 8 // grad_accum
         parts = [row * each if method == "block" else row[part * each :][:each] for row in kept]
-        assert left_out == [[not is_kept for is_kept in row] for row in parts]
-    assert len(seen.left_out) == 6 * grad_accum
-    assert any(any(row) for rows in seen.left_out for row in rows)
+        assert skipped == [[not is_kept for is_kept in row] for row in parts]
+    assert len(seen.skipped) == 6 * grad_accum
+    assert any(any(row) for rows in seen.skipped for row in rows)
 
 
 def test_a_block_that_changes_shape_is_never_skipped(make_trainer):
-    seen = Inputs()
+    seen = Skipped()
     with make_trainer(StochasticDepth("Widening", drop_rate=1.0), build=net, callbacks=[seen]) as trainer:
         trainer.fit()
-    assert seen.left_out == [[[]]] * 6
+    assert seen.skipped == [[[]]] * 6
 
 
 def test_a_drop_rate_of_zero_changes_nothing(train):
     for method in ("block", "sample"):
         dropped = train(StochasticDepth("Residual", method, 0.0), build=net)
-        torch.testing.assert_close(dropped.seen, train(build=net).seen, rtol=0, atol=0)
+        torch.testing.assert_close(dropped.gradients, train(build=net).gradients, rtol=0, atol=0)
 
 
 def test_loading_sets_rates_and_leaves_modules_and_parameters_in_place(make_trainer):
-    class Look(Callback):
+    class Before(Callback):
         def before_load(self, state, logger):
-            self.before = [*state.unwrapped_model.modules(), *state.unwrapped_model.parameters()]
+            self.objects = [*state.unwrapped_model.modules(), *state.unwrapped_model.parameters()]
 
-    look = Look()
-    with make_trainer(StochasticDepth("Residual", "block", 0.5), build=net, callbacks=[look]) as trainer:
+    before = Before()
+    with make_trainer(StochasticDepth("Residual", "block", 0.5), build=net, callbacks=[before]) as trainer:
         model = trainer.state.unwrapped_model
         after = [*model.modules(), *model.parameters()]
-        assert len(after) == len(look.before)
-        assert all(new is old for new, old in zip(after, look.before, strict=True))
+        assert len(after) == len(before.objects)
+        assert all(new is old for new, old in zip(after, before.objects, strict=True))
         assert 0.5 in [getattr(module, "rate", 0.0) for module in model.modules()]
 
 
-def test_a_skipped_block_does_not_run_and_gets_gradients_of_zero(make_trainer, train):
+def test_a_skipped_block_does_not_run_and_gets_gradients_of_zero(make_trainer):
     with make_trainer(StochasticDepth("Residual", "block", 1.0, "uniform"), build=net) as trainer:
         trainer.fit()
         for module in trainer.state.unwrapped_model.modules():
@@ -152,8 +153,8 @@ def test_a_skipped_block_does_not_run_and_gets_gradients_of_zero(make_trainer, t
                 assert all(parameter.grad is not None and not parameter.grad.any() for parameter in module.parameters())
 
 
-def test_rates_rise_in_the_warmup_and_evaluation_uses_them(make_trainer):
-    seen = Inputs()
+def test_rates_rise_in_the_warmup_and_apply_to_evaluations(make_trainer):
+    seen = Skipped()
     algorithm = StochasticDepth("Residual", drop_rate=0.3, drop_distribution="uniform", drop_warmup="4ba")
     with make_trainer(algorithm, build=net, callbacks=[seen], eval_interval="2ba") as trainer:
         trainer.fit()
@@ -188,27 +189,15 @@ def test_resume(check_resume, method: str):
     check_resume(lambda: [StochasticDepth("Residual", method, 0.5, drop_warmup="3ba")], build=net)
 
 
-class Saves(Callback):
-    """Saves a checkpoint after each batch, and the last one again at FIT_END."""
-
-    def __init__(self, folder) -> None:
-        self.folder = folder
-
-    def batch_checkpoint(self, state, logger):
-        save_checkpoint(state, self.folder / str(state.timestamp.batch))
-
-    fit_end = batch_checkpoint
-
-
 @pytest.mark.parametrize("warmup", ["0dur", "1dur"])
 def test_an_average_has_the_same_statistics_after_a_resume(make_trainer, tmp_path, warmup: str):
     def run(**arguments):
-        memory, saves = InMemoryLogger(), Saves(tmp_path)
+        memory = InMemoryLogger()
         algorithms = [LAWA(update_interval="4ba"), StochasticDepth("Residual", drop_rate=0.9, drop_warmup=warmup)]
         with make_trainer(
             *algorithms,
             build=net,
-            callbacks=[saves],
+            callbacks=[SaveAt(tmp_path, 5, 7)],
             loggers=[memory],
             max_duration="7ba",
             eval_interval="1ba",
@@ -220,23 +209,23 @@ def test_an_average_has_the_same_statistics_after_a_resume(make_trainer, tmp_pat
 
     losses, weights = run()
     for batch in (5, 7):
-        later, again = run(resume_path=tmp_path / str(batch))
-        assert later == losses[batch:]
-        torch.testing.assert_close(again, weights, rtol=0, atol=0)
+        resumed_losses, resumed_weights = run(resume_path=tmp_path / str(batch))
+        assert resumed_losses == losses[batch:]
+        torch.testing.assert_close(resumed_weights, weights, rtol=0, atol=0)
 
 
 def test_a_compiled_model_is_not_recompiled_for_each_set_of_blocks():
     blocks = [StochasticBlock(nn.Sequential(nn.Linear(3, 3), nn.Tanh())) for _ in range(5)]
     model = nn.Sequential(nn.Linear(3, 3), *blocks)
     inputs = torch.randn(2, 3)
-    model(inputs)  # so that the blocks know that they keep the shape
+    model(inputs)  # blocks learn in their first pass that they keep the shape
     reset()
     counters.clear()
     model.compile(backend="eager")
     with config.patch(fail_on_recompile_limit_hit=True):
         for kept in product((True, False), repeat=len(blocks)):
-            for block, stays in zip(blocks, kept, strict=True):
-                block.kept = stays
+            for block, is_kept in zip(blocks, kept, strict=True):
+                block.kept = is_kept
             outputs, expected = model(inputs), nn.Sequential.forward(model, inputs)
             torch.testing.assert_close(outputs, expected)
-    assert counters["stats"]["unique_graphs"] < 20  # of 32 sets
+    assert counters["stats"]["unique_graphs"] < 20  # for 32 sets of blocks

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from observers import SaveAt, warnings_of
+from rank_runs import program_of
 from torch import Tensor, nn
 
-from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, save_checkpoint
+from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, get_global_rank, save_checkpoint
 from runner.algorithms import EMA, GradientClipping, NaNGuard
 from runner.algorithms.nan_guard import all_finite
 from runner.callbacks import InMemoryLogger, OptimizerMonitor
@@ -28,7 +31,7 @@ def momentum(params: Any) -> torch.optim.Optimizer:
 
 
 class Assigned(nn.Module):
-    """Counts its passes in a buffer that it replaces each time, and averages its inputs in a buffer that it changes."""
+    """Counts its passes in a buffer that it replaces, and averages its inputs in a buffer that it changes in place."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +94,7 @@ def make_model() -> ClassificationModel:
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """Return weights, buffers and the optimizers' state."""
+    """Return the weights and buffers of the model, and the state of the optimizers."""
     state = trainer.state
     return {
         "model": {name: value.clone() for name, value in state.unwrapped_model.state_dict().items()},
@@ -99,7 +102,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def equal(values: Any, expected: Any) -> None:
+def assert_equal(values: Any, expected: Any) -> None:
     torch.testing.assert_close(values, expected, rtol=0, atol=0)
 
 
@@ -121,21 +124,21 @@ def test_a_skipped_batch_leaves_no_trace(fit, optimizers, grad_accum: int, how: 
     guarded = fit(NaNGuard(), Spoiler(how=how), **arguments)
     assert all(value.isfinite().all() for value in guarded["model"].values())
     assert int(guarded["model"]["module.3.passes"]) == 4 * grad_accum
-    equal(guarded, fit(LeaveOut(), **arguments))
+    assert_equal(guarded, fit(LeaveOut(), **arguments))
 
 
 @pytest.mark.parametrize("batches", [(0,), (0, 1, 2), (5,), (2, 3)])
 def test_the_first_last_and_several_batches_are_skipped(fit, batches):
-    equal(fit(NaNGuard(), Spoiler(batches)), fit(LeaveOut(batches)))
+    assert_equal(fit(NaNGuard(), Spoiler(batches)), fit(LeaveOut(batches)))
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
 def test_a_finite_run_is_the_same_without_the_guard(fit, policy: str):
-    equal(fit(NaNGuard(policy, "2ba")), fit())
+    assert_equal(fit(NaNGuard(policy, "2ba")), fit())
 
 
-class Moments(Callback):
-    """Stores weights, buffers and optimizer state before each batch."""
+class Snapshots(Callback):
+    """Stores weights, buffers and optimizer state before each batch and at the end."""
 
     def __init__(self):
         self.seen: list[dict[str, Any]] = []
@@ -149,7 +152,7 @@ class Moments(Callback):
 
 @pytest.mark.parametrize("optimizers", [adam, momentum])
 @pytest.mark.parametrize(
-    ("interval", "batches", "back"),
+    ("interval", "batches", "restored"),
     [
         ("2ba", (3,), {4: 2}),
         ("2ba", (4,), {5: 2}),  # no snapshot at a spoilt batch
@@ -159,27 +162,27 @@ class Moments(Callback):
         ("2ba", (0,), {1: 0}),
     ],
 )
-def test_rollback_goes_back_to_the_last_snapshot(make_trainer, optimizers, interval, batches, back: dict[int, int]):
-    moments = Moments()
+def test_rollback_goes_back_to_the_last_snapshot(make_trainer, optimizers, interval, batches, restored: dict[int, int]):
+    snapshots = Snapshots()
     algorithms = NaNGuard("rollback", interval), Spoiler(batches)
-    with make_trainer(*algorithms, model=make_model(), callbacks=[moments], optimizers=optimizers) as trainer:
+    with make_trainer(*algorithms, model=make_model(), callbacks=[snapshots], optimizers=optimizers) as trainer:
         trainer.fit()
     for index in range(1, 7):
-        if index in back:
-            equal(moments.seen[index], moments.seen[back[index]])
+        if index in restored:
+            assert_equal(snapshots.seen[index], snapshots.seen[restored[index]])
         else:
             assert not torch.equal(
-                *(moment["model"]["module.1.weight"] for moment in moments.seen[index - 1 : index + 1])
+                *(snapshot["model"]["module.1.weight"] for snapshot in snapshots.seen[index - 1 : index + 1])
             )
 
 
 def test_a_snapshot_can_be_restored_twice(make_trainer):
-    moments = Moments()
-    arguments = {"callbacks": [moments], "optimizers": adam, "max_duration": "8ba"}
+    snapshots = Snapshots()
+    arguments = {"callbacks": [snapshots], "optimizers": adam, "max_duration": "8ba"}
     with make_trainer(NaNGuard("rollback", "4ba"), Spoiler((5, 7)), model=make_model(), **arguments) as trainer:
         trainer.fit()
-    equal(moments.seen[6], moments.seen[4])
-    equal(moments.seen[8], moments.seen[4])
+    assert_equal(snapshots.seen[6], snapshots.seen[4])
+    assert_equal(snapshots.seen[8], snapshots.seen[4])
 
 
 def test_learning_rates_follow_their_schedule_through_a_rollback(make_trainer):
@@ -199,59 +202,53 @@ def test_learning_rates_follow_their_schedule_through_a_rollback(make_trainer):
     assert rates == [0.1 * 0.5**number for number in range(1, 7)]
 
 
-@pytest.mark.parametrize("stop_at", range(1, 6))
 @pytest.mark.parametrize(("policy", "interval"), [("skip", "1ba"), ("rollback", "2ba"), ("rollback", "100ba")])
-def test_a_run_resumed_at_any_batch_equals_an_uninterrupted_run(make_trainer, tmp_path, policy, interval, stop_at):
-    def make(**arguments: Any) -> tuple[Trainer, InMemoryLogger]:
-        algorithms = [GradientClipping(), NaNGuard(policy, interval), Spoiler((1, 2, 4)), EMA("2ba")]
+def test_a_run_resumed_at_any_batch_equals_an_uninterrupted_run(make_trainer, tmp_path, policy: str, interval: str):
+    def train(**arguments: Any) -> tuple[Any, list[tuple[int, float]]]:
+        """Return the final state, with the snapshot, and the logged numbers of skipped batches."""
         memory = InMemoryLogger()
-        return make_trainer(*algorithms, model=make_model(), optimizers=adam, loggers=[memory], **arguments), memory
+        algorithms = [GradientClipping(), NaNGuard(policy, interval), Spoiler((1, 2, 4)), EMA("2ba")]
+        with make_trainer(*algorithms, model=make_model(), optimizers=adam, loggers=[memory], **arguments) as trainer:
+            trainer.fit()
+        snapshot = trainer.state.algorithms[1].state_dict()["snapshot"]
+        assert bool(snapshot) == (policy == "rollback")
+        batch = snapshot.get("timestamp", {}).get("batch")  # the rest of the timestamp is of the clock
+        skipped = [(time.batch, value) for time, value in memory.data.get("nan_guard/skipped", [])]
+        return [everything(trainer), {**snapshot, "timestamp": batch}], skipped
 
-    whole, whole_log = make()
-    with whole:
-        whole.fit()
-    first, first_log = make()
-    with first:
-        first.fit(duration=f"{stop_at}ba")
-        save_checkpoint(first.state, tmp_path / "checkpoint")
-    second, second_log = make(resume_path=tmp_path / "checkpoint")
-    with second:
-        second.fit()
-    equal(everything(second), everything(whole))
-    snapshots = [trainer.state.algorithms[1].state_dict()["snapshot"] for trainer in (second, whole)]
-    assert bool(snapshots[0]) == (policy == "rollback")
-    equal(
-        *({**snapshot, "timestamp": snapshot.get("timestamp", {}).get("batch")} for snapshot in snapshots)
-    )  # no clock
-    skipped = [[value for _, value in log.data.get("nan_guard/skipped", [])] for log in (first_log, second_log)]
-    assert skipped[0] + skipped[1] == [value for _, value in whole_log.data["nan_guard/skipped"]] == [1, 2, 3]
+    expected, expected_skipped = train(callbacks=[SaveAt(tmp_path, *range(1, 6))])
+    assert expected_skipped == [(2, 1), (3, 2), (5, 3)]
+    for stop in range(1, 6):
+        state, skipped = train(resume_path=tmp_path / str(stop))
+        assert_equal(state, expected)
+        assert skipped == [(batch, count) for batch, count in expected_skipped if batch > stop]
 
 
 def test_equal_runs_have_equal_snapshots(make_trainer):
-    def left() -> str:
+    def digest_of_states() -> str:
         with make_trainer(NaNGuard("rollback", "2ba"), Spoiler((3,)), model=make_model()) as trainer:
             trainer.fit()
         return digest([algorithm.state_dict() for algorithm in trainer.state.algorithms])
 
-    assert left() == left()
+    assert digest_of_states() == digest_of_states()
 
 
 @pytest.mark.parametrize(
-    ("interval", "taken"), [("2ba", [0, 2, 4]), ("1ep", [0, 3]), ("1iter", [0, 3]), ("16sp", [0, 2, 4]), ("1h", [0])]
+    ("interval", "expected"), [("2ba", [0, 2, 4]), ("1ep", [0, 3]), ("1iter", [0, 3]), ("16sp", [0, 2, 4]), ("1h", [0])]
 )
-def test_snapshots_are_taken_at_their_interval(make_trainer, interval: str, taken: list[int]):
-    seen = []
+def test_snapshots_are_taken_at_their_interval(make_trainer, interval: str, expected: list[int]):
+    batches = set()
 
-    class Seen(Callback):
+    class Look(Callback):
         def batch_end(self, state, logger):
-            seen.append(state.algorithms[0].state_dict()["snapshot"]["batch"])
+            batches.add(state.algorithms[0].state_dict()["snapshot"]["batch"])
 
-    with make_trainer(NaNGuard("rollback", interval), callbacks=[Seen()], iteration_length="1ep") as trainer:
+    with make_trainer(NaNGuard("rollback", interval), callbacks=[Look()], iteration_length="1ep") as trainer:
         trainer.fit()
-    assert sorted({*seen}) == taken
+    assert sorted(batches) == expected
 
 
-def test_the_logged_loss_stays_and_skipped_batches_are_counted(make_trainer, caplog):
+def test_skipped_batches_are_logged_counted_and_warned_about(make_trainer, caplog):
     memory = InMemoryLogger()
     with make_trainer(NaNGuard(), Spoiler(how="inf"), loggers=[memory], max_duration="2ep") as trainer:
         trainer.fit()
@@ -259,8 +256,7 @@ def test_the_logged_loss_stays_and_skipped_batches_are_counted(make_trainer, cap
     assert [batch for batch, value in losses.items() if value == math.inf] == [2, 5]
     assert sum(math.isfinite(value) for value in losses.values()) == 4
     assert memory.get_timeseries("nan_guard/skipped") == ([2, 5], [1, 2])
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == [
+    assert warnings_of(caplog) == [
         "the loss is inf on rank 0, all gradients are finite, epoch 1, batch 2 (both from 1): batch skipped",
         "the loss is inf on rank 0, all gradients are finite, epoch 2, batch 5 (both from 1): batch skipped",
     ]
@@ -278,12 +274,12 @@ def test_policy_raise_ends_the_run_before_the_optimizer_steps(make_trainer, fit,
     trainer = make_trainer(NaNGuard("raise"), Spoiler((4,), how), model=make_model())
     with pytest.raises(FloatingPointError, match=message), trainer:
         trainer.fit()
-    equal(everything(trainer), before)
+    assert_equal(everything(trainer), before)
     assert trainer.state.timestamp.batch == 4
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_too_many_in_a_row_end_the_run(make_trainer, policy: str):
+def test_too_many_skipped_batches_in_a_row_end_the_run(make_trainer, policy: str):
     with make_trainer(NaNGuard(policy, max_consecutive=2), Spoiler((0, 1, 3, 4))) as trainer:
         trainer.fit()
     trainer = make_trainer(NaNGuard(policy, max_consecutive=2), Spoiler((1, 2, 3, 4)))
@@ -295,7 +291,7 @@ def test_too_many_in_a_row_end_the_run(make_trainer, policy: str):
     assert trainer.state.timestamp.batch == 3
 
 
-def test_batches_in_a_row_are_counted_across_a_resume(make_trainer, tmp_path):
+def test_skipped_batches_in_a_row_are_counted_across_a_resume(make_trainer, tmp_path):
     def make(**arguments: Any) -> Trainer:
         return make_trainer(NaNGuard(max_consecutive=2), Spoiler((1, 2, 3)), **arguments)
 
@@ -307,14 +303,14 @@ def test_batches_in_a_row_are_counted_across_a_resume(make_trainer, tmp_path):
 
 
 @pytest.mark.parametrize("clipping_type", ["norm", "value", "adaptive"])
-@pytest.mark.parametrize("first", [True, False])
-def test_the_guard_checks_gradients_before_they_are_clipped(fit, clipping_type: str, first: bool):
+@pytest.mark.parametrize("is_listed_first", [True, False])
+def test_the_guard_checks_gradients_before_they_are_clipped(fit, clipping_type: str, is_listed_first: bool):
     def clipping() -> GradientClipping:
         return GradientClipping(clipping_type, 0.1)
 
-    order = [NaNGuard(), clipping()][:: 1 if first else -1]
+    order = [NaNGuard(), clipping()][:: 1 if is_listed_first else -1]
     guarded = fit(*order, Spoiler(how="gradient"), callbacks=[OptimizerMonitor()])
-    equal(guarded, fit(clipping(), LeaveOut()))
+    assert_equal(guarded, fit(clipping(), LeaveOut()))
 
 
 def test_an_average_continues_after_a_skipped_batch(make_trainer):
@@ -324,9 +320,9 @@ def test_an_average_continues_after_a_skipped_batch(make_trainer):
             return trainer.state.algorithms[-1].state_dict() | everything(trainer)
 
     guarded = average(NaNGuard(), Spoiler())
-    by_hand = average(LeaveOut())
-    del guarded["average"]["module.3.passes"], by_hand["average"]["module.3.passes"]
-    equal(guarded, by_hand)
+    expected = average(LeaveOut())
+    del guarded["average"]["module.3.passes"], expected["average"]["module.3.passes"]
+    assert_equal(guarded, expected)
 
 
 class TwoNets(Model):
@@ -335,17 +331,17 @@ class TwoNets(Model):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.one, self.other = nn.Linear(4, 1), nn.Linear(4, 1)
-        self.one.register_parameter("unused", nn.Parameter(torch.ones(3)))
-        self.other.bias.requires_grad_(False)
+        self.first, self.second = nn.Linear(4, 1), nn.Linear(4, 1)
+        self.first.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        self.second.bias.requires_grad_(False)
 
     def forward(self, batch):
-        return self.one(batch[0])
+        return self.first(batch[0])
 
     def training_step(self, state):
-        losses = {name: getattr(self, name)(state.microbatch[0]).pow(2).mean() for name in ("one", "other")}
+        losses = {name: getattr(self, name)(state.microbatch[0]).pow(2).mean() for name in ("first", "second")}
         if state.timestamp.batch in SPOILT:
-            losses["other"] = losses["other"] * math.nan
+            losses["second"] = losses["second"] * math.nan
         for loss in losses.values():
             (loss * state.loss_scale).backward()
         return losses
@@ -356,18 +352,18 @@ def test_no_optimizer_steps_if_one_loss_is_not_finite(fit, policy: str):
     arguments = {
         "train_dataloader": TensorLoader(torch.randn(24, 4), batch_size=8, shuffle=False),
         "eval_dataloader": None,
-        "optimizers": {"one": adam, "other": momentum},
+        "optimizers": {"first": adam, "second": momentum},
     }
     guarded = fit(NaNGuard(policy, "1ba"), model=TwoNets(), **arguments)
     assert all(value.isfinite().all() for value in guarded["model"].values())
     if policy == "skip":
-        equal(guarded, fit(LeaveOut(), model=TwoNets(), **arguments))
-    assert (
-        guarded["optimizers"][0]["state"][0]["step"] == {"skip": 4, "rollback": 2}[policy]
-    )  # each rollback undoes a step
+        assert_equal(guarded, fit(LeaveOut(), model=TwoNets(), **arguments))
+    # Each rollback undoes a step.
+    assert guarded["optimizers"][0]["state"][0]["step"] == {"skip": 4, "rollback": 2}[policy]
 
 
 def half_precision(**arguments: Any) -> dict[str, Any]:
+    """Return arguments of `make_trainer` for training in float16 with a loss scaler."""
     generator = torch.Generator().manual_seed(0)
     loader = TensorLoader(torch.randn(24, 32, generator=generator), torch.arange(24) % 3, batch_size=8, shuffle=False)
     torch.manual_seed(0)
@@ -384,7 +380,7 @@ def test_the_loss_scaler_lowers_its_scale_for_a_skipped_batch(make_trainer):
 
 
 class AlwaysInfinite(torch.autograd.Function):
-    """Is the identity, with a gradient that no scale makes finite."""
+    """The identity, with a gradient that is infinite at any loss scale."""
 
     @staticmethod
     def forward(ctx, x):
@@ -406,61 +402,52 @@ def test_overflowing_gradients_are_left_to_the_loss_scaler_while_its_scale_can_f
     assert trainer.state.scaler.get_scale() == 1
 
 
+def train_on_a_rank() -> None:
+    """Train on this rank with a loss of NaN on one rank, compare weights, and print the error of policy='raise'."""
+    warnings.simplefilter("error")
+
+    class RankSpoiler(Algorithm):
+        def __init__(self, *batches):
+            self.batches = batches
+
+        def after_loss(self, state, logger):
+            if (get_global_rank(), state.timestamp.batch) in self.batches:
+                state.loss = state.loss + math.nan  # type: ignore[operator]  # its gradient is finite
+
+    class WithoutGradients(Algorithm):
+        def after_train_batch(self, state, logger):
+            if state.timestamp.batch in (1, 3):
+                for parameter in state.unwrapped_model.parameters():
+                    parameter.grad = None
+
+    def fit(*algorithms, duration="5ba"):
+        torch.manual_seed(0)
+        model = ClassificationModel(nn.Linear(4, 3), 3)
+        loader = TensorLoader(torch.randn(33, 4), torch.arange(33) % 3, batch_size=8, shuffle=True)
+        with Trainer(
+            model=model,
+            train_dataloader=loader,
+            optimizers=lambda params: torch.optim.Adam(params, lr=0.1),
+            max_duration=duration,
+            algorithms=[*algorithms, EMA("2ba")],
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+        return copy.deepcopy(dict(model.named_parameters()))
+
+    # The fifth batch has one sample; on rank 0, its loss has no weight and may be NaN.
+    weights = fit(NaNGuard(), RankSpoiler((1, 1), (1, 3), (0, 4)))
+    torch.testing.assert_close(weights, fit(WithoutGradients()), rtol=0, atol=0)
+    rolled_back = fit(NaNGuard("rollback", "2ba"), RankSpoiler((1, 5)), duration="6ba")
+    torch.testing.assert_close(rolled_back, fit(duration="4ba"), rtol=0, atol=0)
+    try:
+        fit(NaNGuard("raise"), RankSpoiler((1, 3)))
+    except FloatingPointError as error:
+        print(error)
+
+
 def test_ranks_decide_alike_if_the_loss_of_one_rank_is_not_finite(run_ranks):
-    def program():
-        import copy
-        import math
-        import warnings
-
-        import torch
-        from torch import nn
-
-        from runner import Algorithm, ClassificationModel, Trainer, get_global_rank
-        from runner.algorithms import EMA, NaNGuard
-        from runner.data import TensorLoader
-
-        warnings.simplefilter("error")
-
-        class Spoiler(Algorithm):
-            def __init__(self, *where):
-                self.where = where
-
-            def after_loss(self, state, logger):
-                if (get_global_rank(), state.timestamp.batch) in self.where:
-                    state.loss = state.loss + math.nan  # type: ignore[operator]  # its gradient is finite
-
-        class LeaveOut(Algorithm):
-            def after_train_batch(self, state, logger):
-                if state.timestamp.batch in (1, 3):
-                    for parameter in state.unwrapped_model.parameters():
-                        parameter.grad = None
-
-        def fit(*algorithms, duration="5ba"):
-            torch.manual_seed(0)
-            model = ClassificationModel(nn.Linear(4, 3), 3)
-            loader = TensorLoader(torch.randn(33, 4), torch.arange(33) % 3, batch_size=8, shuffle=True)
-            with Trainer(
-                model=model,
-                train_dataloader=loader,
-                optimizers=lambda params: torch.optim.Adam(params, lr=0.1),
-                max_duration=duration,
-                algorithms=[*algorithms, EMA("2ba")],
-                device="cpu",
-            ) as trainer:
-                trainer.fit()
-            return copy.deepcopy(dict(model.named_parameters()))
-
-        # The fifth batch has one sample, and the batch that stands in for it on rank 0 has no weight.
-        weights = fit(NaNGuard(), Spoiler((1, 1), (1, 3), (0, 4)))
-        torch.testing.assert_close(weights, fit(LeaveOut()), rtol=0, atol=0)
-        back = fit(NaNGuard("rollback", "2ba"), Spoiler((1, 5)), duration="6ba")
-        torch.testing.assert_close(back, fit(duration="4ba"), rtol=0, atol=0)
-        try:
-            fit(NaNGuard("raise"), Spoiler((1, 3)))
-        except FloatingPointError as error:
-            print(error)
-
-    finished = run_ranks(program)
+    finished = run_ranks(program_of("algorithms/test_nan_guard", "train_on_a_rank"))
     message = "the loss is nan on rank 1, all gradients are finite, epoch 1, batch"
     assert all(f"{message} 4 (both from 1). Lower the learning rate" in rank.stdout for rank in finished)
     warnings = [line for line in finished[0].stderr.splitlines() if "the loss is" in line]
@@ -473,7 +460,7 @@ def test_ranks_decide_alike_if_the_loss_of_one_rank_is_not_finite(run_ranks):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_all_finite_finds_a_single_element(dtype: torch.dtype, bad: float):
+def test_all_finite_detects_a_single_element(dtype: torch.dtype, bad: float):
     for size in (1, 7, 1000):
         for index in {0, size // 2, size - 1}:
             tensor = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
@@ -500,7 +487,7 @@ def test_sparse_gradients_are_checked(make_trainer):
         with make_trainer(*algorithms, model=Bag(), **arguments) as trainer:
             trainer.fit()
         weights.append(everything(trainer))
-    equal(*weights)
+    assert_equal(*weights)
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def test_a_run_without_an_update_warns(make_trainer, tmp_path, caplog, arguments
     with make_trainer(EMA(**arguments), max_duration=duration) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
-    with make_trainer(EMA(**arguments), max_duration=duration, resume_path=tmp_path / "checkpoint") as again:
-        again.fit(may_be_over=True)
+    with make_trainer(EMA(**arguments), max_duration=duration, resume_path=tmp_path / "checkpoint") as resumed:
+        resumed.fit(may_be_over=True)
     warnings = [message for message in warnings_of(caplog) if "is longer than the run" not in message]
     assert len(warnings) == 2 * warns
     assert all("ema averages nothing, update_interval=" in message for message in warnings)

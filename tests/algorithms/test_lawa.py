@@ -1,32 +1,17 @@
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
+from observers import History, StopAt, averaged, warnings_of
 
-from runner import Callback, evaluation_weights, save_checkpoint
+from runner import Callback, save_checkpoint
 from runner.algorithms import LAWA
 
 
-class History(Callback):
-    """Stores the weights after each batch."""
-
-    def __init__(self):
-        self.after_batch = []
-
-    def batch_end(self, state, logger):
-        self.after_batch.append(copy.deepcopy(dict(state.unwrapped_model.state_dict())))
-
-
-def averaged(trainer) -> dict[str, torch.Tensor]:
-    with evaluation_weights(trainer.state):
-        return copy.deepcopy(dict(trainer.state.unwrapped_model.state_dict()))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "taken"),
+    ("arguments", "updates"),
     [
         ({"window": 3, "update_interval": "1ba"}, [3, 4, 5]),
         ({"window": 2, "update_interval": "2ba"}, [3, 5]),
@@ -34,23 +19,22 @@ def averaged(trainer) -> dict[str, torch.Tensor]:
         ({"window": 5, "update_interval": "1ba", "start": "0.8dur"}, [4, 5]),
     ],
 )
-def test_the_latest_weights_are_averaged(make_trainer, arguments: dict[str, Any], taken: list[int]):
+def test_the_latest_weights_are_averaged(make_trainer, arguments: dict[str, Any], updates: list[int]):
     history = History()
     with make_trainer(LAWA(**arguments), callbacks=[history], max_duration="2ep") as trainer:
         trainer.fit()
-        own = averaged(trainer)
-    for name, value in own.items():
-        mean = sum(history.after_batch[index][name] for index in taken) / len(taken)
+        average = averaged(trainer)
+    for name, value in average.items():
+        mean = sum(history.after_batch[index][name] for index in updates) / len(updates)
         torch.testing.assert_close(value, mean)
 
 
 def test_training_is_the_same_with_and_without_lawa(make_trainer):
-    with make_trainer(batch_norm=True) as plain, make_trainer(LAWA(2, "1ba"), batch_norm=True) as ours:
-        plain.fit()
-        ours.fit()
-    torch.testing.assert_close(
-        dict(ours.state.unwrapped_model.state_dict()), dict(plain.state.unwrapped_model.state_dict()), rtol=0, atol=0
-    )
+    with make_trainer(batch_norm=True) as without, make_trainer(LAWA(2, "1ba"), batch_norm=True) as with_lawa:
+        without.fit()
+        with_lawa.fit()
+    weights = [dict(trainer.state.unwrapped_model.state_dict()) for trainer in (with_lawa, without)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +57,7 @@ def test_resume(check_resume, window: int, stop_at: int):
     check_resume(lambda: [LAWA(window, "1ba")], stop_at, batch_norm=True)
 
 
-def test_resume_before_the_window_is_full(make_trainer, tmp_path):
+def test_a_run_resumes_before_its_window_is_full(make_trainer, tmp_path):
     def snapshots(batches: int, **arguments: Any) -> list[Any]:
         with make_trainer(LAWA(10, "1ba"), max_duration=f"{batches}ba", **arguments) as trainer:
             trainer.fit()
@@ -85,28 +69,26 @@ def test_resume_before_the_window_is_full(make_trainer, tmp_path):
     torch.testing.assert_close(second, whole, rtol=0, atol=0)
 
 
-def warnings_of(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
-
-NOTHING = "lawa averages nothing, update_interval={!r}: no update falls between start={!r} and end='1dur' of "
-NOTHING += "max_duration={!r}; update earlier or more often"
+NOTHING = (
+    "lawa averages nothing, update_interval={!r}: no update falls between start={!r} and end='1dur' of "
+    "max_duration={!r}; update earlier or more often"
+)
 
 
 @pytest.mark.parametrize(
     ("interval", "start", "duration"), [("1ep", "0dur", "2ba"), ("1ba", "5ep", "1ep"), ("2ba", "5ba", "5ba")]
 )
 def test_a_run_without_an_update_warns_when_it_starts(make_trainer, caplog, interval: str, start: str, duration: str):
-    at_start = []
+    warnings_at_start = []
 
     class AtStart(Callback):
         def fit_start(self, state, logger):
-            at_start.extend(warnings_of(caplog))
+            warnings_at_start.extend(warnings_of(caplog))
 
     algorithm = LAWA(update_interval=interval, start=start)
     with make_trainer(algorithm, callbacks=[AtStart()], max_duration=duration) as trainer:
         trainer.fit()
-    assert at_start == warnings_of(caplog) == [NOTHING.format(interval, start, duration)]
+    assert warnings_at_start == warnings_of(caplog) == [NOTHING.format(interval, start, duration)]
 
 
 def test_a_run_without_an_update_warns_at_its_end_if_units_cannot_be_converted(make_trainer, caplog):
@@ -133,10 +115,6 @@ def test_a_continued_run_may_reach_its_first_update(make_trainer, caplog, tmp_pa
 
 
 def test_a_stopped_run_does_not_warn(make_trainer, caplog):
-    class Stop(Callback):
-        def batch_end(self, state, logger):
-            state.stop_training()
-
-    with make_trainer(LAWA(), callbacks=[Stop()], max_duration="72sp") as trainer:
+    with make_trainer(LAWA(), callbacks=[StopAt(1)], max_duration="72sp") as trainer:
         trainer.fit()
     assert warnings_of(caplog) == []

@@ -4,15 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+from observers import StopAt, warnings_of
 from torch import nn
 
-from runner import Callback, ClassificationModel, save_checkpoint
+from runner import Callback, ClassificationModel, LanguageModel, save_checkpoint
 from runner.algorithms import GradientClipping, LayerFreezing
 from runner.algorithms.layer_freezing import frozen_fraction, layers_of
 from runner.callbacks import InMemoryLogger
+from runner.data import TensorLoader
 from runner.models import GPT
 
-DEEP = ("module.1", "module.2", "module.3", "module.4")
+LAYERS = ("module.1", "module.2", "module.3", "module.4")
 
 
 def build_deep() -> ClassificationModel:
@@ -22,7 +24,7 @@ def build_deep() -> ClassificationModel:
 
 
 class Changes(Callback):
-    """Stores the layers that each epoch changed, and the number of gradients of its last batch."""
+    """Stores the names of the layers that each epoch changed, and the number of gradients in its last batch."""
 
     def __init__(self):
         self.seen, self.gradients = [], []
@@ -36,12 +38,12 @@ class Changes(Callback):
     def epoch_end(self, state, logger):
         now = state.unwrapped_model.state_dict()
         self.seen.append(
-            [name for name in DEEP if not torch.equal(now[f"{name}.weight"], self.before[f"{name}.weight"])]
+            [name for name in LAYERS if not torch.equal(now[f"{name}.weight"], self.before[f"{name}.weight"])]
         )
         self.gradients.append(self.count)
 
 
-def test_the_fraction_rises_linearly():
+def test_the_frozen_fraction_rises_linearly():
     values = [frozen_fraction(elapsed, 0.5, 0.8) for elapsed in (0, 0.5, 0.75, 1)]
     assert values == pytest.approx([0, 0, 0.4, 0.8])
     assert frozen_fraction(1.0, 0.0, 1.0) == 1.0
@@ -55,19 +57,15 @@ def test_layers_freeze_from_the_first_to_the_last(make_trainer):
         trainer.fit()
         model = trainer.state.unwrapped_model
     # After epochs 1 to 4 a fraction of 0, 1/3, 2/3 and 1 of three layers is frozen.
-    assert changes.seen == [list(DEEP), list(DEEP), list(DEEP[1:]), list(DEEP[2:])]
+    assert changes.seen == [list(LAYERS), list(LAYERS), list(LAYERS[1:]), list(LAYERS[2:])]
     assert changes.gradients == [8, 8, 6, 4]
-    logged = {
-        name.removeprefix("layer_freezing/"): [v for _, v in memory.data[name]]
-        for name in memory.data
-        if "freez" in name
-    }
-    assert logged["layers_frozen"] == [0, 1, 2, 3]
-    assert logged["percentage_frozen"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert all(parameter.requires_grad for parameter in model.parameters())  # once closed
+    _, counts = memory.get_timeseries("layer_freezing/layers_frozen")
+    _, fractions = memory.get_timeseries("layer_freezing/percentage_frozen")
+    assert counts == [0, 1, 2, 3] and fractions == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert all(parameter.requires_grad for parameter in model.parameters())  # unfrozen when the Trainer closes
 
 
-def test_decay_and_momentum_stop_too(make_trainer):
+def test_weight_decay_and_momentum_do_not_change_frozen_layers(make_trainer):
     class Watch(Callback):
         def epoch_start(self, state, logger):
             self.first = state.unwrapped_model.get_parameter("module.1.weight").clone()
@@ -85,16 +83,13 @@ def test_decay_and_momentum_stop_too(make_trainer):
         assert torch.equal(trainer.state.unwrapped_model.get_parameter("module.1.weight"), watch.first)
 
 
-def test_a_parameter_shared_with_the_last_layer_keeps_learning():
+def test_layers_are_ordered_from_the_embedding_to_the_head():
     gpt = GPT(vocab_size=11, context=8, d_model=8, n_layers=1, n_heads=2)
     layers = layers_of(gpt)
     assert layers[0] is gpt.token_embedding and layers[-1] is gpt.head
 
 
 def test_a_tied_embedding_is_not_frozen(make_trainer):
-    from runner import LanguageModel
-    from runner.data import TensorLoader
-
     tokens = torch.randint(11, (24, 9), generator=torch.Generator().manual_seed(0))
     loader = TensorLoader(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), batch_size=8, shuffle=True)
     torch.manual_seed(0)
@@ -121,10 +116,6 @@ def test_a_model_of_one_layer_is_refused(make_trainer):
         trainer.fit()
 
 
-def warnings_of(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "duration", "warns"),
     [
@@ -134,41 +125,41 @@ def warnings_of(caplog) -> list[str]:
         ((0.25, 1.0), "4ep", False),
         ((0.25, 1.0), "7ba", False),  # the third epoch has one batch
         ((0.25, 0.5), "4ep", False),
-        ((0.25, 0.4), "4ep", True),  # of three layers
+        ((0.25, 0.4), "4ep", True),  # less than one of three layers before the last epoch ends
         ((0.0, 1.0), "16sp", True),
-        ((0.0, 1.0), "24sp", True),  # frozen only after training
+        ((0.0, 1.0), "24sp", True),  # frozen only when training has ended
         ((0.0, 1.0), "48sp", False),
     ],
 )
 def test_a_run_that_freezes_nothing_warns(make_trainer, caplog, arguments: tuple, duration: str, warns: bool):
-    learning, last, at_start = [], len([*build_deep().parameters()]), []
+    num_gradients, warnings_at_start = [], []
 
     class Learning(Callback):
         def fit_start(self, state, logger):
-            at_start.extend(warnings_of(caplog))
+            warnings_at_start.extend(warnings_of(caplog))
 
         def after_train_batch(self, state, logger):
-            learning.append(sum(parameter.grad is not None for parameter in state.unwrapped_model.parameters()))
+            num_gradients.append(sum(parameter.grad is not None for parameter in state.unwrapped_model.parameters()))
 
     with make_trainer(
         LayerFreezing(*arguments), build=build_deep, callbacks=[Learning()], max_duration=duration
     ) as trainer:
         trainer.fit()
     warnings = warnings_of(caplog)
-    assert len(warnings) == warns == (min(learning) == last)
-    assert at_start == (warnings if "sp" not in duration else [])
+    assert len(warnings) == warns == (min(num_gradients) == len([*build_deep().parameters()]))
+    assert warnings_at_start == (warnings if "sp" not in duration else [])
     assert all("layer_freezing freezes nothing" in message and f"{duration!r}" in message for message in warnings)
 
 
 def test_a_stopped_run_does_not_warn(make_trainer, caplog):
-    with make_trainer(LayerFreezing(), build=build_deep, callbacks=[Stop(2)], max_duration="4ep") as trainer:
+    with make_trainer(LayerFreezing(), build=build_deep, callbacks=[StopAt(2)], max_duration="4ep") as trainer:
         trainer.fit()
     assert warnings_of(caplog) == []
 
 
 def test_a_run_resumed_with_frozen_layers_does_not_warn(make_trainer, tmp_path, caplog):
     arguments = {"build": build_deep, "max_duration": "48sp"}
-    with make_trainer(LayerFreezing(0.0, 1.0), callbacks=[Stop(4)], **arguments) as first:
+    with make_trainer(LayerFreezing(0.0, 1.0), callbacks=[StopAt(4)], **arguments) as first:
         first.fit()
         save_checkpoint(first.state, tmp_path / "checkpoint")
     with make_trainer(LayerFreezing(0.0, 1.0), resume_path=tmp_path / "checkpoint", **arguments) as second:
@@ -176,27 +167,5 @@ def test_a_run_resumed_with_frozen_layers_does_not_warn(make_trainer, tmp_path, 
     assert warnings_of(caplog) == []
 
 
-class Stop(Callback):
-    """Ends training after a batch, as a signal would."""
-
-    def __init__(self, batch: int):
-        self.batch = batch
-
-    def batch_end(self, state, logger):
-        if state.timestamp.batch == self.batch:
-            state.stop_training()
-
-
-def test_resume(make_trainer, tmp_path):
-    arguments = {"build": build_deep, "max_duration": "4ep"}
-    with make_trainer(LayerFreezing(0.0, 1.0), **arguments) as whole:
-        whole.fit()
-    with make_trainer(LayerFreezing(0.0, 1.0), callbacks=[Stop(7)], **arguments) as first:
-        first.fit()
-        save_checkpoint(first.state, tmp_path / "checkpoint")
-    with make_trainer(LayerFreezing(0.0, 1.0), resume_path=tmp_path / "checkpoint", **arguments) as second:
-        second.fit()
-    assert second.state.timestamp.batch == 12
-    torch.testing.assert_close(
-        dict(second.state.model.state_dict()), dict(whole.state.model.state_dict()), rtol=0, atol=0
-    )
+def test_resume(check_resume):
+    check_resume(lambda: [LayerFreezing(0.0, 1.0)], build=build_deep)

@@ -28,7 +28,7 @@ FLAT = [1.0] * 100
 
 
 class Scripted(Model):
-    """Has a fixed evaluation loss after each trained batch, the same mean over any number of ranks."""
+    """Has a prescribed evaluation loss after each trained batch, on any number of ranks."""
 
     def __init__(self, losses: list[float]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Scripted(Model):
 
 
 class Rates(Callback):
-    """Counts the batches for the model, and stores the rate of each."""
+    """Stores the learning rate of each batch, and counts batches for `Scripted`."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -57,6 +57,7 @@ class Rates(Callback):
 
 
 def fit(losses: list[float], plateau: Any, epochs: int, **arguments: Any) -> list[float]:
+    """Train with a sequence of evaluation losses, and return the learning rate of each batch."""
     rates = Rates()
     data = torch.zeros(4, 2), torch.zeros(4)
     defaults: dict[str, Any] = {
@@ -75,8 +76,8 @@ def fit(losses: list[float], plateau: Any, epochs: int, **arguments: Any) -> lis
     return rates.seen
 
 
-def of_torch(losses: list[float], epochs: int, lr: float = 1.0, **arguments: Any) -> list[float]:
-    """Return the rates of each batch with torch's scheduler, stepped after each epoch."""
+def rates_of_torch(losses: list[float], epochs: int, lr: float = 1.0, **arguments: Any) -> list[float]:
+    """Return the learning rate of each batch with torch's scheduler, which steps after each epoch."""
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler = ReduceLROnPlateau(optimizer, **arguments)
     rates = []
@@ -102,8 +103,8 @@ def test_rates_equal_those_of_torch(seed: int):
         "threshold_mode": ["rel", "abs"][seed % 2],
     }
     minimum = draw.choice([0.0, 0.01])
-    lr = [1.0, 1e-3, 1e-7, 1e-8][seed // 2]  # eps ends the reductions of the third, and allows none of the last
-    expected = of_torch(losses, epochs, lr, **shared, patience=patience, cooldown=cooldown, min_lr=minimum * lr)
+    lr = [1.0, 1e-3, 1e-7, 1e-8][seed // 2]  # eps stops reductions of 1e-7, and allows none of 1e-8
+    expected = rates_of_torch(losses, epochs, lr, **shared, patience=patience, cooldown=cooldown, min_lr=minimum * lr)
     plateau = ReduceOnPlateau(**shared, patience=f"{patience}ep", cooldown=f"{cooldown}ep", minimum=minimum)
     assert fit(losses, plateau, epochs, optimizers=partial(SGD, lr=lr)) == pytest.approx(expected, abs=0)
     assert (len({*expected}) > 2) == (lr > 1e-8)
@@ -115,26 +116,26 @@ def test_a_small_rate_stays_while_others_fall(stop: int, tmp_path: Path):
         weight, bias = parameters
         return SGD([{"params": [weight], "lr": 1e-8}, {"params": [bias]}], lr=1.0)
 
-    class Both(Rates):
+    class GroupRates(Rates):
         def after_train_batch(self, state: Any, logger: Any) -> None:
             self.seen.append([group["lr"] for group in state.optimizers[0].param_groups])
 
-    both = Both()
+    rates = GroupRates()
 
     def fit_until(epochs: int, **arguments: Any) -> None:
-        hooks = [both, CheckpointSaver()]
+        hooks = [rates, CheckpointSaver()]
         plateau = ReduceOnPlateau(patience="0ep")
         fit(FLAT, plateau, epochs, optimizers=two_groups, callbacks=hooks, run_dir=tmp_path, **arguments)
 
     fit_until(stop)
     if stop < 12:
         fit_until(12, resume_path=tmp_path)
-    falling = of_torch(FLAT, 12, patience=0)
-    assert [rate for rate, _ in both.seen] == [1e-8] * 24
-    assert [rate for _, rate in both.seen] == pytest.approx(falling, abs=0) and falling[-1] == pytest.approx(1e-8)
+    falling = rates_of_torch(FLAT, 12, patience=0)
+    assert [rate for rate, _ in rates.seen] == [1e-8] * 24
+    assert [rate for _, rate in rates.seen] == pytest.approx(falling, abs=0) and falling[-1] == pytest.approx(1e-8)
 
 
-def test_infinite_and_negative_values_improve_only_if_they_are_better():
+def test_infinite_and_negative_values_improve_only_by_the_threshold():
     assert not is_better(math.inf, math.inf, lower=True, threshold=0.1, relative=True)
     assert not is_better(-math.inf, -math.inf, lower=False, threshold=0.1, relative=False)
     assert is_better(5.0, math.inf, lower=True, threshold=1.0, relative=True)
@@ -150,7 +151,7 @@ def test_the_patience_may_be_in_any_unit(patience: str):
 
 def test_evaluations_within_an_epoch_count_as_fractions_of_it():
     rates = fit(FLAT, ReduceOnPlateau(patience="1ep"), 3, eval_interval="1ba")
-    assert rates == pytest.approx([1] * 4 + [0.1] * 2)  # best at batch 1, still at 3 an epoch later, reduced at 4
+    assert rates == pytest.approx([1] * 4 + [0.1] * 2)  # best at batch 1; an epoch has passed at batch 3; reduced at 4
 
 
 def test_the_multiplier_applies_to_a_warm_up_and_to_each_group():
@@ -159,7 +160,7 @@ def test_the_multiplier_applies_to_a_warm_up_and_to_each_group():
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5])
-def test_a_resumed_run_continues_to_wait(stop: int, tmp_path: Path):
+def test_a_resumed_run_continues_to_count_its_patience(stop: int, tmp_path: Path):
     whole = fit(FLAT, ReduceOnPlateau(patience="1ep"), 6)
     saver = CheckpointSaver(save_interval="1ba")
     first = fit(FLAT, ReduceOnPlateau(patience="1ep"), 3, max_duration=f"{stop}ba", run_dir=tmp_path, callbacks=[saver])
@@ -167,16 +168,16 @@ def test_a_resumed_run_continues_to_wait(stop: int, tmp_path: Path):
     assert [*first, *resumed] == whole and len({*whole}) == 3
 
 
-def fit_here() -> list[float]:
+def fit_example() -> list[float]:
     losses = [1.0, 1.0, 0.9, 0.9, 0.95, 0.9, 0.9, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8]
     return fit(losses, ReduceOnPlateau(patience="1ep"), 6)
 
 
 def fit_on_a_rank() -> None:
-    Path(f"rates{get_global_rank()}.json").write_text(json.dumps(fit_here()))
+    Path(f"rates{get_global_rank()}.json").write_text(json.dumps(fit_example()))
 
 
-def test_equal_runs_have_equal_states_whatever_time_they_took():
+def test_the_state_does_not_depend_on_the_clock():
     states = []
     for _ in range(2):
         plateau = ReduceOnPlateau(patience="1ep", cooldown="1ep")
@@ -188,9 +189,9 @@ def test_equal_runs_have_equal_states_whatever_time_they_took():
 
 def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
     run_ranks(program_of("algorithms/test_reduce_on_plateau", "fit_on_a_rank"), 2)
-    alone = fit_here()
-    assert len({*alone}) > 1
-    assert [json.loads((tmp_path / f"rates{rank}.json").read_text()) for rank in (0, 1)] == [alone, alone]
+    expected = fit_example()
+    assert len({*expected}) > 1
+    assert [json.loads((tmp_path / f"rates{rank}.json").read_text()) for rank in (0, 1)] == [expected, expected]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
         ({"monitor": "los"}, "monitor='los' is not a metric of this run; there are 'eval/loss'"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str):
+def test_arguments_are_checked(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         fit(FLAT, ReduceOnPlateau(**arguments), 1)
 

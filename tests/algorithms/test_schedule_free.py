@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner import Callback, evaluation_weights
+from runner import Callback, ClassificationModel, evaluation_weights
 from runner.algorithms import NaNGuard, ScheduleFree
 from runner.algorithms.schedule_free import _StepWeights
 from runner.optim import Muon
@@ -18,8 +18,8 @@ PLAIN_SGD = partial(torch.optim.SGD, lr=0.1)
 ADAMW = partial(torch.optim.AdamW, lr=0.05, betas=(0.0, 0.9), weight_decay=0.0)
 
 
-class Gradients(Callback):
-    """Stores the gradients, the weights and the rate of each step of the optimizer."""
+class Steps(Callback):
+    """Stores the weights, gradients and learning rate of each step of the optimizer, and the initial weights."""
 
     def __init__(self):
         self.seen, self.rates = [], []
@@ -28,14 +28,8 @@ class Gradients(Callback):
         self.initial = [parameter.detach().clone() for parameter in state.unwrapped_model.parameters()]
 
     def after_train_batch(self, state, logger):
-        parameters = list(state.unwrapped_model.parameters())
-        self.seen.append(
-            [
-                (parameter.detach().clone(), parameter.grad.clone())
-                for parameter in parameters
-                if parameter.grad is not None
-            ]
-        )
+        parameters = state.unwrapped_model.parameters()
+        self.seen.append([(p.detach().clone(), p.grad.clone()) for p in parameters if p.grad is not None])
         self.rates.append(state.optimizers[0].param_groups[0]["lr"])
 
 
@@ -44,8 +38,8 @@ def averaged(trainer) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in trainer.state.unwrapped_model.parameters()]
 
 
-def recurrence(record: Gradients, beta: float, adam: bool) -> tuple[list[Any], list[Any]]:
-    """Return x and y of every step by the formulas of the paper, from the stored gradients."""
+def recurrence(record: Steps, beta: float, adam: bool) -> tuple[list[Any], list[Any]]:
+    """Return the last x and all y by the formulas of the paper, from the stored gradients."""
     z, x = ([weight.clone() for weight in record.initial] for _ in range(2))
     square = [torch.zeros_like(weight) for weight in z]
     points, total, highest = [[*x]], 0.0, 0.0
@@ -69,20 +63,18 @@ def recurrence(record: Gradients, beta: float, adam: bool) -> tuple[list[Any], l
 )
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_steps_are_those_of_the_paper(make_trainer, optimizer, arguments, schedulers, grad_accum: int):
-    record = Gradients()
-    algorithm = ScheduleFree(**arguments)
-    with make_trainer(
-        algorithm, optimizers=optimizer, schedulers=schedulers, callbacks=[record], grad_accum=grad_accum
-    ) as trainer:
+    record = Steps()
+    options = {"optimizers": optimizer, "schedulers": schedulers, "callbacks": [record], "grad_accum": grad_accum}
+    with make_trainer(ScheduleFree(**arguments), **options) as trainer:
         trainer.fit()
-        own = averaged(trainer)
+        average = averaged(trainer)
     x, points = recurrence(record, arguments.get("beta", 0.9), optimizer is ADAMW)
-    torch.testing.assert_close(own, x)
+    torch.testing.assert_close(average, x)
     for step, expected in zip(record.seen, points, strict=False):
         torch.testing.assert_close([weights for weights, _ in step], expected)
 
 
-def test_a_constant_rate_gives_the_mean():
+def test_a_constant_rate_averages_all_steps_equally():
     sums, weights = _StepWeights(), []
     for _ in range(4):
         sums, weight = sums.next(0.3)
@@ -91,27 +83,25 @@ def test_a_constant_rate_gives_the_mean():
     assert _StepWeights().next(0.0) == (_StepWeights(), 0.0)
 
 
-def test_each_group_averages_by_its_own_rate(make_trainer):
+def test_groups_with_different_rates_learn(make_trainer):
     optimizer = partial(Muon, lr=0.1, momentum=0.0, rest="sgd", rest_lr=0.05)
     with make_trainer(ScheduleFree(), optimizers=optimizer) as trainer:
         trainer.fit()
         loss = trainer.eval()["eval"]["loss"]
-    with make_trainer() as fresh:
-        assert float(loss) < float(fresh.eval()["eval"]["loss"])
+    with make_trainer() as untrained:
+        assert float(loss) < float(untrained.eval()["eval"]["loss"])
 
 
-def test_evaluations_see_the_average_and_do_not_change_training(make_trainer):
+def test_evaluations_of_the_average_do_not_change_training(make_trainer):
     with make_trainer(ScheduleFree(), optimizers=ADAMW, batch_norm=True) as plain:
         plain.fit()
     with make_trainer(ScheduleFree(), optimizers=ADAMW, batch_norm=True, eval_interval="1ba") as often:
         often.fit()
-    own, theirs = (dict(trainer.state.unwrapped_model.state_dict()) for trainer in (plain, often))
-    torch.testing.assert_close(own, theirs, rtol=0, atol=0)
+    weights = [dict(trainer.state.unwrapped_model.state_dict()) for trainer in (often, plain)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-def test_close_removes_the_hooks_of_the_optimizer(make_trainer):
-    from runner import ClassificationModel
-
+def test_closing_removes_the_hooks_of_the_optimizer(make_trainer):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 3)).double()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with make_trainer(ScheduleFree(), model=ClassificationModel(net, 3), optimizers=optimizer) as trainer:

@@ -11,7 +11,7 @@ from runner.algorithms.augmix import augmix
 IMAGES = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_shares_add_up_to_one(monkeypatch):
+def test_mixing_weights_add_up_to_one(monkeypatch):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (identity,))
     torch.testing.assert_close(augmix(IMAGES, 1.0, -1, 3, 0.5, numpy.random.default_rng(0)), IMAGES)
 
@@ -31,7 +31,7 @@ def test_chains_have_the_requested_depth(monkeypatch):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: images / 2,))
 
     def exponents(depth: int) -> list[float]:
-        # With one chain: repeat the draws of its share, and solve for the chain's factor.
+        # There is one chain: repeat the draws of its weight, and solve for the factor of the chain.
         generator = numpy.random.default_rng(0)
         ratio = (augmix(IMAGES, 1.0, depth, 1, 1.0, generator) / IMAGES)[:, 0, 0, 0].numpy()
         generator = numpy.random.default_rng(0)
@@ -45,14 +45,14 @@ def test_chains_have_the_requested_depth(monkeypatch):
     assert all(90 < drawn.count(depth) < 180 for depth in (1.0, 2.0, 3.0))
 
 
-def test_drawn_strengths_stay_below_the_maximum(monkeypatch):
+def test_drawn_strengths_do_not_exceed_the_maximum(monkeypatch):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (solarize,))
     changed = augmix(IMAGES, 0.2, 1, 1, 1.0, numpy.random.default_rng(0)) != IMAGES
     assert changed.any()
     assert not (changed & (IMAGES < 0.8)).any()
 
 
-def test_blends_stay_between_the_images_that_they_mix(train):
+def test_mixed_images_stay_between_black_and_white(train):
     for images, _ in train(AugMix(mean=0.5, std=0.1)).batches:
         assert images.shape == (8, 2, 4, 4)
         assert images.min() >= -5 - 1e-9

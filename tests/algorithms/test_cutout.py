@@ -23,16 +23,16 @@ def test_holes_are_zeros_and_nothing_else_changes():
 def test_each_image_has_its_own_holes(train, num_holes: int):
     batches = train(CutOut(num_holes, length=0.25), max_duration="4ep").batches
     holes = torch.cat([images for images, _ in batches]).eq(0)
-    assert torch.equal(holes[:, 0], holes[:, 1])  # of all channels
+    assert torch.equal(holes[:, 0], holes[:, 1])  # the same in all channels
     counts = holes[:, 0].sum(dim=(1, 2))
     assert counts.min() >= 1
     assert counts.max() == num_holes
     boxes = holes[:, 0].flatten(1).unbind()
-    assert len({tuple(box.tolist()) for box in boxes[:8]}) > 4  # one per image
+    assert len({tuple(box.tolist()) for box in boxes[:8]}) > 4  # most images have other holes
     assert not torch.equal(holes[:8], holes[8:16])
 
 
-def test_squares_have_the_given_side(train):
+def test_holes_are_rectangles_of_at_most_the_requested_side(train):
     for images, _ in train(CutOut(length=0.5, uniform_sampling=True)).batches:
         holes = images[:, 0].eq(0)
         sides = holes.any(dim=2).sum(dim=1), holes.any(dim=1).sum(dim=1)
@@ -40,7 +40,7 @@ def test_squares_have_the_given_side(train):
         assert torch.equal(holes.sum(dim=(1, 2)), sides[0] * sides[1])
 
 
-def test_the_dataset_stays_unchanged(tmp_path):
+def test_the_images_in_memory_and_in_evaluation_stay_whole(tmp_path):
     images = torch.rand(8, 1, 4, 4) + 1
     seen = []
 

@@ -19,12 +19,12 @@ def test_the_product_is_the_closest_matrix_of_its_rank(shape: tuple[int, int], r
     b, a = factorize(matrix, rank)
     assert b.shape == (shape[0], min(rank, 5))
     assert a.shape == (min(rank, 5), shape[1])
-    # Eckart and Young: the error consists of the singular values that were dropped.
-    missing = torch.linalg.svdvals(matrix)[rank:].square().sum().sqrt()
-    torch.testing.assert_close(torch.linalg.matrix_norm(matrix - b @ a), missing)
+    # By the theorem of Eckart and Young, the error consists of the dropped singular values.
+    error = torch.linalg.svdvals(matrix)[rank:].square().sum().sqrt()
+    torch.testing.assert_close(torch.linalg.matrix_norm(matrix - b @ a), error)
 
 
-def test_low_precision_weights_are_factorized_in_32_bits():
+def test_bfloat16_weights_are_factorized_in_float32():
     matrix = torch.randn(6, 6)
     b, a = factorize(matrix.bfloat16(), 6)
     assert b.dtype == a.dtype == torch.bfloat16
@@ -35,20 +35,20 @@ def test_low_precision_weights_are_factorized_in_32_bits():
 @pytest.mark.parametrize(
     "options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2, "padding_mode": "circular"}]
 )
-def test_a_convolution_of_full_rank_is_the_original(bias: bool, options: dict):
+def test_a_convolution_factorized_at_full_rank_computes_the_same(bias: bool, options: dict):
     conv = nn.Conv2d(4, 6, 3, bias=bias, **options).double()
     images = torch.randn(2, 4, 9, 9, dtype=torch.float64)
     torch.testing.assert_close(factorize_conv(conv, 6)(images), conv(images))
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer_of_full_rank_is_the_original(bias: bool):
+def test_a_linear_layer_factorized_at_full_rank_computes_the_same(bias: bool):
     linear = nn.Linear(4, 6, bias=bias).double()
     inputs = torch.randn(2, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(factorize_linear(linear, 4)(inputs), linear(inputs))
 
 
-def test_frozen_weights_stay_frozen_and_biases_are_taken_over():
+def test_frozen_weights_stay_frozen_and_the_bias_is_reused():
     linear = nn.Linear(4, 4)
     linear.weight.requires_grad_(False)
     layers = factorize_linear(linear, 2)
@@ -57,6 +57,7 @@ def test_frozen_weights_stay_frozen_and_biases_are_taken_over():
 
 
 def ranks(model: nn.Module) -> dict[str, int]:
+    """Return the rank of each factorized layer by its name."""
     pairs: dict[str, Any] = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Sequential) and len(module) == 2
     }
@@ -65,7 +66,7 @@ def ranks(model: nn.Module) -> dict[str, int]:
 
 @pytest.mark.parametrize(("latent", "rank"), [(0.25, 5), (3, 3)])
 @pytest.mark.parametrize("chosen", ["convs", "linears", "both"])
-def test_large_layers_are_factorized(make_trainer, latent: float, rank: int, chosen: str):
+def test_layers_above_the_limits_are_factorized(make_trainer, latent: float, rank: int, chosen: str):
     layers = nn.Conv2d(20, 30, 3), nn.Conv2d(19, 30, 3), nn.Conv2d(20, 40, 3, groups=2), nn.Linear(20, 30), nn.ReLU()
     model = ClassificationModel(nn.Sequential(*layers, nn.Linear(19, 30)).double(), 3)
     algorithm = Factorize(chosen != "linears", chosen != "convs", 20, latent, 20, latent)

@@ -37,7 +37,7 @@ def test_feed_forward_blocks_of_a_gpt_are_gated(make_trainer, language, act_fn: 
         trainer.fit()
 
 
-def test_new_weights_have_the_scale_of_the_old_ones_and_depend_on_the_seed(make_trainer, language):
+def test_new_weights_have_the_scale_of_the_old_weights_and_depend_on_the_seed(make_trainer, language):
     def draw(seed: int) -> list[torch.Tensor]:
         with make_trainer(GatedLinearUnits(), **language, seed=seed) as trainer:
             return [block.mlp.up.non_gated_layer.weight for block in trainer.state.unwrapped_model.module.blocks]
@@ -63,7 +63,7 @@ class Intermediate(nn.Module):
 
 
 class Pooler(nn.Module):
-    """A linear layer and an activation that are no feed-forward block."""
+    """A linear layer and an activation that are not a feed-forward block."""
 
     def __init__(self) -> None:
         super().__init__()

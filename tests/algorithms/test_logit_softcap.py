@@ -12,7 +12,7 @@ from runner.algorithms import LogitSoftcap
 from runner.algorithms.logit_softcap import softcap
 
 
-def test_softcap_has_its_closed_form_and_slope():
+def test_softcap_has_the_values_and_slopes_of_its_formula():
     logits = torch.linspace(-100, 100, 41, dtype=torch.float64, requires_grad=True)
     capped = softcap(logits, 15.0)
     expected = [15 * (1 - 2 / (math.exp(2 * x / 15) + 1)) for x in logits.tolist()]
@@ -41,7 +41,7 @@ def test_training_evaluation_and_the_model_itself_see_capped_logits(make_trainer
         torch.testing.assert_close(trainer.state.total_loss, expected.detach())
 
 
-def test_a_head_that_is_tied_to_the_embedding_stays_tied_under_its_name(make_trainer, language):
+def test_a_tied_head_stays_tied_and_keeps_its_name(make_trainer, language):
     names = [*language["build"]().state_dict()]
     with make_trainer(LogitSoftcap(), **language) as trainer:
         model = trainer.state.unwrapped_model

@@ -33,7 +33,7 @@ def test_queries_and_keys_are_divided_by_their_root_mean_square(make_trainer, la
         assert len(names) == (4 if learned_scale else 0)
 
 
-def test_the_scale_of_queries_and_keys_does_not_matter(make_trainer, language):
+def test_outputs_do_not_depend_on_the_scale_of_queries_and_keys(make_trainer, language):
     with make_trainer(QKNorm(), **language) as trainer:
         gpt = trainer.state.unwrapped_model.module
         larger = copy.deepcopy(gpt)

@@ -20,7 +20,7 @@ IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype
 
 
 def outcomes(strength: float, depth: int) -> set[bytes]:
-    """Return all images that `depth` operations of one strength can make of an image."""
+    """Return all images that `depth` operations of a strength can make of `IMAGE`."""
     images = [IMAGE]
     for _ in range(depth):
         signs = [torch.tensor([sign * strength], dtype=torch.float64) for sign in (-1, 1)]
@@ -29,7 +29,7 @@ def outcomes(strength: float, depth: int) -> set[bytes]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_each_image_goes_through_depth_operations_of_the_strength(depth: int):
+def test_depth_operations_of_the_strength_are_applied_to_each_image(depth: int):
     possible = outcomes(0.6, depth)
     images = rand_augment(IMAGE.expand(1000, -1, -1, -1), 0.6, depth, numpy.random.default_rng(0))
     actual = {image[None].numpy().round(9).tobytes() for image in images}
@@ -41,7 +41,7 @@ def test_no_operation_changes_nothing():
     assert torch.equal(rand_augment(IMAGE, 1.0, 0, numpy.random.default_rng(0)), IMAGE)
 
 
-def test_each_batch_is_changed_differently(train):
+def test_the_same_samples_are_changed_differently_in_each_epoch(train):
     changed = train(RandAugment(mean=0.5, std=0.2), max_duration="2ep", shuffle=False).batches
     assert all(images.shape == (8, 2, 4, 4) for images, _ in changed)
     assert not torch.equal(changed[0][0], changed[3][0])  # the same samples, an epoch later
@@ -67,7 +67,7 @@ def loader(images: torch.Tensor, in_memory: bool = True) -> TensorLoader | Datas
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("kind", [RandAugment, AugMix, TrivialAugment])
 @pytest.mark.parametrize("mean", [0.5, [0.1, 0.9]], ids=["one", "per channel"])
-def test_images_that_are_still_normalized_are_refused(train, kind, mean, in_memory: bool):
+def test_normalized_images_are_refused_without_their_mean_and_std(train, kind, mean, in_memory: bool):
     normalized = loader((PHOTOS - torch.tensor(mean).view(-1, 1, 1)) / 0.25, in_memory)
     train(kind(mean=mean, std=0.25), train_dataloader=normalized)
     with pytest.raises(ValueError, match=r"mean=\[0.0\], std=\[1.0\].*not between -.* set both") as caught:
@@ -92,7 +92,7 @@ def test_only_the_first_batch_is_checked(train):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rounding_and_interpolation_are_tolerated(train, resnet, dtype: torch.dtype):
-    """Random black and white pixels, enlarged by the interpolation that overshoots most."""
+    """Black and white pixels are enlarged by bicubic interpolation, which exceeds black and white most."""
     enlarged = F.interpolate((PHOTOS > 0.5).double(), scale_factor=5, mode="bicubic")
     assert enlarged.min() < -0.2
     assert enlarged.max() > 1.2

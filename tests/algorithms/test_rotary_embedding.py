@@ -37,7 +37,7 @@ def test_pairs_are_rotated_like_complex_numbers(base: float):
     torch.testing.assert_close(rotate(x, base), rotate_as_complex(x, base))
 
 
-def test_products_depend_on_the_distance_alone():
+def test_products_of_queries_and_keys_depend_on_their_distance_alone():
     q, k = torch.randn(2, 1, 8, dtype=torch.float64).expand(2, 20, 8)  # the same at each position
     products = rotate(q, 100.0) @ rotate(k, 100.0).mT
     for distance in range(-19, 20):
@@ -46,7 +46,7 @@ def test_products_depend_on_the_distance_alone():
     assert products[0].unique().numel() == 20
 
 
-def test_the_dtype_stays_and_angles_are_exact_in_16_bits():
+def test_bfloat16_inputs_keep_their_dtype_and_get_exact_angles():
     x = torch.randn(1000, 4)
     turned = rotate(x.bfloat16(), 10.0)
     assert turned.dtype == torch.bfloat16
@@ -71,9 +71,8 @@ def test_queries_and_keys_are_rotated_after_normalization(make_trainer, language
     with make_trainer(RotaryEmbedding(), QKNorm(), **language) as trainer:
         assert [type(algorithm) for algorithm in trainer.state.algorithms] == [QKNorm, RotaryEmbedding]
         attention = trainer.state.unwrapped_model.module.blocks[0].attention
-        nn.init.normal_(
-            attention.q_norm.weight
-        )  # the order matters if the two elements of a pair have different factors
+        # The order matters only if the two elements of a pair have different factors.
+        nn.init.normal_(attention.q_norm.weight)
         seen = []
         attention.attend.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         x = torch.randn(1, 5, 16, dtype=torch.float64)

@@ -24,13 +24,13 @@ def test_channels_are_scaled_as_in_the_paper():
     torch.testing.assert_close(squeeze_excite(images, layers[2], layers[4]), expected)
 
 
-def test_without_weights_each_channel_is_halved():
+def test_weights_of_zero_halve_each_channel():
     images = torch.randn(2, 6, 3, 3)
     assert torch.equal(squeeze_excite(images, torch.zeros_like, torch.zeros_like), images / 2)
 
 
 @pytest.mark.parametrize(("latent", "width"), [(5, 5), (0.25, 2), (0.01, 1)])
-def test_attention_follows_wide_convolutions(make_trainer, resnet, latent: float, width: int):
+def test_channel_attention_is_added_after_wide_convolutions(make_trainer, resnet, latent: float, width: int):
     with make_trainer(SqueezeExcite(latent, min_channels=5), build=resnet) as trainer:
         blocks = trainer.state.unwrapped_model.module.blocks
         assert all(type(conv) is nn.Conv2d for conv in (blocks[0].conv1, blocks[0].conv2, blocks[1].conv1))
@@ -45,14 +45,14 @@ def test_attention_follows_wide_convolutions(make_trainer, resnet, latent: float
 
 def test_new_weights_are_drawn_from_the_seed_and_trained(make_trainer, resnet):
     def run(seed: int) -> list[torch.Tensor]:
-        torch.randn(seed + 1)  # earlier draws do not matter
-        drawn = torch.get_rng_state()
+        torch.randn(seed + 1)  # earlier draws do not change the weights
+        random_state = torch.get_rng_state()
         with make_trainer(SqueezeExcite(0.5, min_channels=5), build=resnet, seed=seed) as trainer:
-            assert torch.equal(torch.get_rng_state(), drawn)
+            assert torch.equal(torch.get_rng_state(), random_state)
             weight = trainer.state.unwrapped_model.module.blocks[1].conv2[1].reduce.weight
-            before = weight.detach().clone()
+            initial = weight.detach().clone()
             trainer.fit()
-            return [before, weight.detach().clone()]
+            return [initial, weight.detach().clone()]
 
     first, again, other = run(0), run(0), run(1)
     assert torch.equal(first[0], again[0])

@@ -17,7 +17,7 @@ def test_outputs_are_bit_identical_before_training(make_trainer, language):
         torch.testing.assert_close(trainer.state.unwrapped_model.module(tokens), expected, rtol=0, atol=0)
 
 
-def test_the_vector_of_the_token_is_added_to_its_values(make_trainer, language):
+def test_the_vector_of_a_token_is_added_to_its_attention_values(make_trainer, language):
     with make_trainer(ValueEmbedding(), **language) as trainer:
         attention = trainer.state.unwrapped_model.module.blocks[1].attention
         nn.init.normal_(attention.value_embedding.weight)
@@ -32,7 +32,7 @@ def test_the_vector_of_the_token_is_added_to_its_values(make_trainer, language):
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(None, [0, 1]), ([0], [0]), ([-1], [1]), ([0, -1], [0, 1])])
-def test_chosen_layers_learn_their_vectors(make_trainer, language, layers: Any, expected: list[int]):
+def test_only_the_chosen_layers_learn_vectors(make_trainer, language, layers: Any, expected: list[int]):
     with make_trainer(ValueEmbedding(layers), **language) as trainer:
         trainer.fit()
         blocks = trainer.state.unwrapped_model.module.blocks

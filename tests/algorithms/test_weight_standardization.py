@@ -20,7 +20,7 @@ def test_each_output_channel_is_standardized(shape: tuple[int, ...]):
     torch.testing.assert_close(standardize(weight), expected)
 
 
-def test_scale_and_shift_of_the_weights_do_not_matter():
+def test_scale_and_shift_of_weights_are_removed():
     weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)
     torch.testing.assert_close(standardize(3 * weight + 2), standardize(weight))
 

@@ -1,4 +1,4 @@
-"""CUDAGraph; without a GPU, a stand-in records operations and repeats them in the same memory, without Python."""
+"""CUDAGraph. Without a GPU, a stand-in records the CPU's operations and repeats them in the same memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Recorded(TorchDispatchMode):
-    """Stores the operations of this thread with their arguments and results."""
+    """Stores the operations of this thread with their arguments and results, and can repeat them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class Recorded(TorchDispatchMode):
             for func, args, kwargs, result in self.calls:
                 again = func(*args, **kwargs)
                 pairs = [(again, result)] if isinstance(result, Tensor) else zip(again, result, strict=True)
-                for new, kept in pairs:
-                    if isinstance(kept, Tensor) and new is not kept:
-                        kept.copy_(new)
+                for new, recorded in pairs:
+                    if isinstance(recorded, Tensor) and new is not recorded:
+                        recorded.copy_(new)
 
 
 def record_operations(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
@@ -61,7 +61,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class Dropping(nn.Module):
-    """Contains what a recording may get wrong: dropout, running statistics, and a count of calls from Python."""
+    """Has dropout and running statistics, which a recording may get wrong, and counts its calls in Python."""
 
     def __init__(self, in_features: int = 32) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ class Weights(Callback):
 
 
 @pytest.fixture
-def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
-    """Return a function that trains with and without CUDAGraph, and returns losses, weights and network of both."""
+def train_both(make_trainer) -> Callable[..., tuple[Any, Any]]:
+    """Return a function that trains with and without CUDAGraph, and returns losses, weights and network of each."""
 
     def run(*, make: Callable[[], list[Algorithm]] = list, **options: Any) -> tuple[Any, Any]:
         results = []
@@ -117,7 +117,7 @@ def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
             with make_trainer(*algorithms, *make(), **arguments) as trainer:
                 trainer.fit()
                 trainer.predict(TensorLoader(data[0], batch_size=4, shuffle=False))  # without targets
-            logged = [value for _, value in memory.data["loss/train/total"]]  # read back later
+            logged = [value for _, value in memory.data["loss/train/total"]]  # the logger reads losses later
             results.append((weights.seen, logged, trainer.state.unwrapped_model.module))
         return results[0], results[1]
 
@@ -125,19 +125,19 @@ def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_recorded_step_trains_the_same_and_runs_no_python(both, stand_in, device: str):
-    recorded, plain = both(device=device)
+def test_a_recorded_step_trains_the_same_and_runs_no_python(train_both, stand_in, device: str):
+    recorded, plain = train_both(device=device)
     exact: Any = {"rtol": 0, "atol": 0} if device == "cpu" else {}
     torch.testing.assert_close(recorded[:2], plain[:2], **exact)  # dropout and running statistics too
-    # Three passes and the recording, and the last batch of each of three epochs, which is smaller.
+    # Python runs in the warm-up, in the recording, and in the smaller last batch of each of three epochs.
     assert recorded[2].calls == _recording.WARM_UP + 1 + 3 and plain[2].calls == 9
     assert device == "cuda" or len(stand_in) == 2
 
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_autocast_casts_weights_anew_in_each_replay(both, stand_in, precision: str, device: str):
-    recorded, plain = both(precision=precision, device=device)
+def test_autocast_casts_weights_anew_in_each_replay(train_both, stand_in, precision: str, device: str):
+    recorded, plain = train_both(precision=precision, device=device)
     torch.testing.assert_close(recorded[:2], plain[:2])
 
 
@@ -146,17 +146,17 @@ def test_autocast_casts_weights_anew_in_each_replay(both, stand_in, precision: s
     [lambda: [GradientClipping("norm", 0.01)], lambda: [EMA(half_life="2ba")], lambda: [SAM()]],
     ids=["clipping", "ema", "sam"],
 )
-def test_algorithms_around_a_step_act_as_without_graphs(both, stand_in, make: Callable[[], list[Algorithm]]):
-    recorded, plain = both(make=make)
+def test_algorithms_around_a_step_act_as_without_graphs(train_both, stand_in, make: Callable[[], list[Algorithm]]):
+    recorded, plain = train_both(make=make)
     torch.testing.assert_close(recorded[:2], plain[:2])
 
 
-def test_named_losses_are_logged_separately(both, stand_in):
+def test_named_losses_are_logged_separately(train_both, stand_in):
     class TwoLosses(ClassificationModel):
         def loss(self, outputs, batch):
             return {"class": super().loss(outputs, batch), "size": outputs.square().mean()}
 
-    recorded, plain = both(build=lambda: TwoLosses(net().module, 3))
+    recorded, plain = train_both(build=lambda: TwoLosses(net().module, 3))
     torch.testing.assert_close(recorded[:2], plain[:2], rtol=0, atol=0)
 
 
@@ -165,7 +165,7 @@ def test_recorded_training_resumes_bit_for_bit(check_resume, stand_in):
 
 
 def on_two_ranks() -> None:
-    """Train on this rank with and without recorded steps, and compare."""
+    """Train on this rank with and without recorded steps, and compare the weights."""
     from runner import Trainer
     from runner.algorithms import DDP
     from runner.distributed.collectives import destroy_process_group, init_process_group

@@ -7,7 +7,7 @@ are tried separately, and the failure names those that fail. The second tier tra
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
 
@@ -23,10 +23,13 @@ from runner.core.engine import overrides
 from runner.core.ordering import snake_case, sort_algorithms
 from runner.timing.event import Event
 
-# torch itself warns when it compiles for the first time.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("without_compiling"),
+    # torch itself warns when it compiles for the first time.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+]
 
-# Pairs that are refused with this message, besides those whose classes declare a conflict.
+# Pairs that are refused with this message, although their classes declare no conflict.
 REFUSED = {
     ("layer_freezing", "no_op_model"): "LayerFreezing needs a model with at least two layers",
 }
@@ -34,27 +37,26 @@ REFUSED = {
 # The algorithms of a chain change batches one after another, in the order that the user chooses.
 CHAINS = (
     {snake_case(name) for name in AUGMENTATIONS},
-    {"alibi", "batch_size_warmup"},  # pieces of some sequences, or some of the pieces, depending on the order
+    # Depending on the order, the kept sequences are cut into pieces, or some of the pieces are kept.
+    {"alibi", "batch_size_warmup"},
     {"alibi", "selective_backprop"},
-    {
-        "selective_backprop",
-        "seq_length_warmup",
-    },  # losses of whole sequences or of their trained part, depending on the order
+    # Depending on the order, samples are selected by the losses of whole sequences or of the trained part.
+    {"selective_backprop", "seq_length_warmup"},
 )
 
 PAIRS = [(task, *pair) for task, keys in FITTING.items() for pair in combinations(keys, 2)]
 
 
 class Watch(Callback):
-    """Stores the model before training, and saves a checkpoint in the middle of the second epoch."""
+    """Stores the model before training and whether training started, and saves a checkpoint in the second epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.first: dict[str, Tensor] = {}
+        self.initial: dict[str, Tensor] = {}
         self.started = False
 
     def before_load(self, state, logger):
-        self.first = weights_of(state.unwrapped_model)
+        self.initial = weights_of(state.unwrapped_model)
 
     def before_dataloader(self, state, logger):
         self.started = True
@@ -87,13 +89,6 @@ def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-@pytest.fixture(autouse=True)
-def without_compiling() -> Iterator[None]:
-    """Run everything that `Compile` does, except that torch does not compile, which would take seconds."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def refusal_of(task: str, key: str, other: str) -> str | None:
     """Return the message that a pair is refused with, or None if it can be combined."""
     pair = [type(make_algorithm(task, name)) for name in (key, other)]
@@ -102,18 +97,18 @@ def refusal_of(task: str, key: str, other: str) -> str | None:
 
 
 REFUSALS = {(task, key, other): refusal_of(task, key, other) for task, key, other in PAIRS}
-TOGETHER = [pair for pair, refusal in REFUSALS.items() if refusal is None]
-MOST = 6  # algorithms in a group
+COMPATIBLE = [pair for pair, refusal in REFUSALS.items() if refusal is None]
+GROUP_SIZE = 6
 
 
 def make_groups(task: str) -> list[tuple[str, ...]]:
-    """Return groups of at most `MOST` compatible algorithms that cover each compatible pair of a task."""
-    allowed = {frozenset(pair) for of, *pair in TOGETHER if of == task}
+    """Return groups of at most `GROUP_SIZE` compatible algorithms that cover each compatible pair of a task."""
+    allowed = {frozenset(pair) for task_of_pair, *pair in COMPATIBLE if task_of_pair == task}
     missing = dict.fromkeys(sorted(allowed, key=sorted))
     groups = []
     while missing:
         group = sorted(next(iter(missing)))
-        while len(group) < MOST:
+        while len(group) < GROUP_SIZE:
             num_new = {
                 key: sum(frozenset((key, member)) in missing for member in group)
                 for key in FITTING[task]
@@ -133,7 +128,7 @@ GROUPS = [(task, *group) for task in FITTING for group in make_groups(task)]
 
 def test_groups_cover_every_compatible_pair():
     covered = {(task, *pair) for task, *group in GROUPS for pair in combinations(group, 2)}
-    assert covered == {*TOGETHER} and len(TOGETHER) > 750
+    assert covered == {*COMPATIBLE} and len(COMPATIBLE) > 750
 
 
 @pytest.mark.parametrize("group", GROUPS, ids="-".join)
@@ -145,13 +140,13 @@ def test_a_group_trains_and_resumes(group: tuple[str, ...], tmp_path: Path):
         for pair in combinations(keys, 2):
             try:
                 assert_trains_and_resumes(task, pair, tmp_path / "-".join(pair))
-            except Exception as of_pair:
-                error.add_note(f"{' and '.join(pair)} fail by themselves: {of_pair}")
+            except Exception as pair_error:
+                error.add_note(f"{' and '.join(pair)} fail as a pair: {pair_error}")
         raise
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "key", "other"), TOGETHER)
+@pytest.mark.parametrize(("task", "key", "other"), COMPATIBLE)
 def test_a_pair_trains_and_resumes(task: str, key: str, other: str, tmp_path: Path):
     assert_trains_and_resumes(task, (key, other), tmp_path)
 
@@ -166,17 +161,17 @@ def assert_trains_and_resumes(task: str, keys: Sequence[str], folder: Path) -> N
     weights = weights_of(trainer.state.unwrapped_model)
     assert all(value.isfinite().all() for value in [*weights.values(), *metrics.values(), trainer.state.total_loss])
     trained = dict(trainer.state.unwrapped_model.named_parameters())
-    assert "no_op_model" in keys or any(not torch.equal(watch.first[name], trained[name]) for name in trained)
+    assert "no_op_model" in keys or any(not torch.equal(watch.initial[name], trained[name]) for name in trained)
 
     order = reverse(keys)
-    resumed = Watch(folder / "unused")
-    with make_trainer(task, *order, folder=folder, callbacks=[resumed], resume_path=watch.folder) as again:
-        again.fit()
-    assert_equal(resumed.first, watch.first)
-    assert_equal(weights_of(again.state.unwrapped_model), weights)
-    assert_equal(again.state.eval_metric_values["eval"], metrics)
+    watch_resumed = Watch(folder / "unused")
+    with make_trainer(task, *order, folder=folder, callbacks=[watch_resumed], resume_path=watch.folder) as resumed:
+        resumed.fit()
+    assert_equal(watch_resumed.initial, watch.initial)
+    assert_equal(weights_of(resumed.state.unwrapped_model), weights)
+    assert_equal(resumed.state.eval_metric_values["eval"], metrics)
     assert_in_order(task, keys, order_of(trainer))
-    assert_in_order(task, order, order_of(again))
+    assert_in_order(task, order, order_of(resumed))
 
 
 def reverse(keys: Sequence[str]) -> list[str]:
@@ -191,7 +186,7 @@ def reverse(keys: Sequence[str]) -> list[str]:
 
 
 def assert_in_order(task: str, keys: Sequence[str], order: Sequence[str]) -> None:
-    """Check that each pair runs in its declared order, and a pair without one, alone, in the order of the config."""
+    """Check that all pairs run in their declared order, and a single pair without one in the order of the config."""
     assert sorted(order) == sorted(keys)
     kinds = {key: type(make_algorithm(task, key)) for key in order}
     for key, other in combinations(order, 2):
@@ -202,17 +197,11 @@ def assert_in_order(task: str, keys: Sequence[str], order: Sequence[str]) -> Non
 
 @pytest.mark.parametrize(("task", "key", "other"), [pair for pair, refusal in REFUSALS.items() if refusal is not None])
 def test_conflicting_pairs_are_refused(task: str, key: str, other: str, tmp_path: Path):
-    refusal = REFUSALS[task, key, other]
-    assert refusal is not None
-    assert_refused(task, key, other, refusal, tmp_path)
-
-
-def assert_refused(task: str, key: str, other: str, refusal: str, folder: Path) -> None:
     for keys in ((key, other), (other, key)):
-        watch = Watch(folder / "unused")
+        watch = Watch(tmp_path / "unused")
         with (
-            pytest.raises(ValueError, match=refusal) as caught,
-            make_trainer(task, *keys, folder=folder, callbacks=[watch]) as trainer,
+            pytest.raises(ValueError, match=REFUSALS[task, key, other]) as caught,
+            make_trainer(task, *keys, folder=tmp_path, callbacks=[watch]) as trainer,
         ):
             trainer.fit()
         assert not watch.started
@@ -220,14 +209,14 @@ def assert_refused(task: str, key: str, other: str, refusal: str, folder: Path) 
         assert CLASSES[key] in message or CLASSES[other] in message
 
 
-def all_of(keys: list[str]) -> list[Algorithm]:
+def make_algorithms(keys: list[str]) -> list[Algorithm]:
     return [make_algorithm("images", key) for key in keys]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_all_algorithms_together_keep_their_declared_order(seed: int):
+def test_all_algorithms_together_are_sorted_by_their_declared_order(seed: int):
     shuffled = torch.randperm(len(CLASSES), generator=torch.Generator().manual_seed(seed)).tolist()
-    ordered = [type(algorithm) for algorithm in sort_algorithms(all_of([[*CLASSES][index] for index in shuffled]))]
+    ordered = [*map(type, sort_algorithms(make_algorithms([[*CLASSES][index] for index in shuffled])))]
     assert sorted(kind.__name__ for kind in ordered) == sorted(CLASSES.values())
     assert [pair for pair in combinations(ordered, 2) if precedes(*pair[::-1])] == []
 
@@ -249,21 +238,21 @@ ORDERS = (
 def test_algorithms_run_in_the_order_of_their_groups(order: list[tuple[str, ...]]):
     for first, second in pairwise(order):
         for earlier, later in product(first, second):
-            ordered = sort_algorithms(all_of([snake_case(later), snake_case(earlier)]))
+            ordered = sort_algorithms(make_algorithms([snake_case(later), snake_case(earlier)]))
             assert [type(algorithm).__name__ for algorithm in ordered] == [earlier, later]
 
 
-def test_declared_names_are_names_of_algorithms():
-    for algorithm in all_of([*CLASSES]):
+def test_declarations_name_existing_algorithms():
+    for algorithm in make_algorithms([*CLASSES]):
         declared = {*algorithm.runs_before, *algorithm.runs_after, *algorithm.conflicts_with}
         assert declared <= {*CLASSES.values()}, type(algorithm).__name__
 
 
 def test_surgery_runs_at_init_and_averages_and_compile_later():
     """Surgery runs at INIT; averages collect the parameters at AFTER_LOAD, before Compile, which changes none."""
-    late = all_of(["compile", "ema", "lawa", "schedule_free", "swa"])
+    late = make_algorithms(["compile", "ema", "lawa", "schedule_free", "swa"])
     assert not any(overrides(algorithm, Event.INIT) for algorithm in late)
-    surgery = [algorithm for algorithm in all_of([*CLASSES]) if overrides(algorithm, Event.INIT)]
+    surgery = [algorithm for algorithm in make_algorithms([*CLASSES]) if overrides(algorithm, Event.INIT)]
     assert len(surgery) > 15
     # At AFTER_LOAD, StochasticDepth only sets rates, which are not parameters, and DDP only checks the model.
     both = {type(algorithm).__name__ for algorithm in surgery if overrides(algorithm, Event.AFTER_LOAD)}

@@ -61,7 +61,7 @@ def resnet() -> MakeModel:
 
 @pytest.fixture
 def resnet_without_norms() -> MakeModel:
-    """Return a function that makes this network without norms, so that microbatches do not change gradients."""
+    """Return a function that makes the network of `resnet` without norms, which would depend on microbatches."""
     return lambda: make_resnet(norms=False)
 
 

@@ -104,7 +104,7 @@ def make_data(task: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool = False, **arguments: Any) -> Trainer:
-    """Return a Trainer of two epochs of two batches each, evaluated after each, with algorithms in this order.
+    """Return a Trainer for two epochs of two batches, with evaluations after each and algorithms in this order.
 
     Args:
         task: 'images' or 'text'.

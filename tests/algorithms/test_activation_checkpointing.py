@@ -17,7 +17,7 @@ DROPOUT = 0.4
 
 
 def net() -> ClassificationModel:
-    """Return a model whose blocks have batch norm and dropout, which a second pass must not update or draw again."""
+    """Return a model with batch norm and dropout in its blocks; a second pass must repeat draws and update nothing."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ResNet8(in_channels=2, num_classes=3, width=4).double()

@@ -103,7 +103,7 @@ def test_sequences_that_cannot_be_cut_evenly_are_refused(train, language, scalin
         train(ALiBi(12, scaling), **language)
 
 
-def test_a_batch_with_other_tensors_is_refused(train, language):
+def test_tensors_of_unequal_lengths_are_refused(train, language):
     batches = [(torch.zeros(2, 12, dtype=torch.int64), torch.zeros(2, 11, dtype=torch.int64))]
     with pytest.raises(ValueError, match=r"cannot cut tensors of shapes \(2, 12\), \(2, 11\) into pieces of 3 tokens"):
         train(ALiBi(12), **{**language, "train_dataloader": batches})

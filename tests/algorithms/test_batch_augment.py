@@ -131,7 +131,7 @@ def test_arguments_are_checked(arguments: dict):
 
 
 @pytest.mark.parametrize("flip", [None, "random", "alternating"])
-def test_resume(check_resume, flip: str | None):
+def test_a_resumed_run_is_bit_identical(check_resume, flip: str | None):
     check_resume(lambda: [BatchAugment(flip=flip)])
 
 

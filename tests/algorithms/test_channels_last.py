@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from rank_runs import program_of
+from torch import nn
 
-from runner import Callback
+from runner import Callback, ClassificationModel, Trainer
 from runner.algorithms import BatchAugment, ChannelsLast
 from runner.algorithms.channels_last import to_channels_last
+from runner.data import TensorLoader
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
@@ -54,28 +59,21 @@ def test_channels_last_changes_training_only_by_rounding(train, resnet):
     torch.testing.assert_close(train(ChannelsLast(), build=resnet).gradients, train(build=resnet).gradients)
 
 
+def train_on_a_rank() -> None:
+    """Train with channels-last on this rank, with warnings as errors."""
+    warnings.simplefilter("error")
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 8, 1), nn.Flatten(), nn.Linear(32, 3))
+    data = TensorLoader(torch.randn(8, 2, 4, 4), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
+    with Trainer(
+        model=ClassificationModel(net, 3),
+        train_dataloader=data,
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+        algorithms=ChannelsLast(),
+        device="cpu",
+    ) as trainer:
+        trainer.fit()
+
+
 @pytest.mark.slow
 def test_two_ranks_train_with_channels_last_without_a_warning(run_ranks):
-    def program():
-        import warnings
-
-        import torch
-        from torch import nn
-
-        from runner import ClassificationModel, Trainer
-        from runner.algorithms import ChannelsLast
-        from runner.data import TensorLoader
-
-        warnings.simplefilter("error")
-        net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 8, 1), nn.Flatten(), nn.Linear(32, 3))
-        data = TensorLoader(torch.randn(8, 2, 4, 4), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
-        with Trainer(
-            model=ClassificationModel(net, 3),
-            train_dataloader=data,
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            algorithms=ChannelsLast(),
-            device="cpu",
-        ) as trainer:
-            trainer.fit()
-
-    run_ranks(program)
+    run_ranks(program_of("algorithms/test_channels_last", "train_on_a_rank"))

@@ -11,10 +11,11 @@ from rank_runs import program_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runner import Algorithm, Callback, ClassificationModel
-from runner.algorithms import EMA, SAM, CUDAGraph, GradientClipping, LabelSmoothing, MixUp, _recording, cuda_graph
+from runner import Algorithm, Callback, ClassificationModel, Trainer
+from runner.algorithms import DDP, EMA, SAM, CUDAGraph, GradientClipping, LabelSmoothing, MixUp, _recording, cuda_graph
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
+from runner.distributed.collectives import destroy_process_group, init_process_group
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -166,10 +167,6 @@ def test_recorded_training_resumes_bit_for_bit(check_resume, stand_in):
 
 def on_two_ranks() -> None:
     """Train on this rank with and without recorded steps, and compare the weights."""
-    from runner import Trainer
-    from runner.algorithms import DDP
-    from runner.distributed.collectives import destroy_process_group, init_process_group
-
     cuda_graph.DEVICES, _recording.record = ("cpu",), record_operations  # type: ignore[assignment]
     init_process_group(torch.device("cpu"))
 

@@ -20,7 +20,7 @@ def test_the_setting_is_on_during_a_run_and_restored_afterwards(caplog: pytest.L
     assert torch.backends.cudnn.benchmark is before
 
 
-def test_other_devices_are_refused_and_the_setting_stays(make_trainer):
+def test_a_cpu_is_refused_and_the_setting_stays(make_trainer):
     before = torch.backends.cudnn.benchmark
     with pytest.raises(ValueError, match="CudnnBenchmark needs a CUDA device, not cpu: leave it out"):
         make_trainer(CudnnBenchmark())

@@ -28,7 +28,7 @@ def test_each_image_has_its_own_holes(train, num_holes: int):
     assert counts.min() >= 1
     assert counts.max() == num_holes
     boxes = holes[:, 0].flatten(1).unbind()
-    assert len({tuple(box.tolist()) for box in boxes[:8]}) > 4  # most images have other holes
+    assert len({tuple(box.tolist()) for box in boxes[:8]}) > 4  # images have different holes
     assert not torch.equal(holes[:8], holes[8:16])
 
 

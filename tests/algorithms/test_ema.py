@@ -185,5 +185,5 @@ def test_arguments_are_checked(arguments: dict, message: str):
 
 @pytest.mark.parametrize("stop_at", [2, 4])
 @pytest.mark.parametrize("arguments", [{"half_life": "2ba"}, {"half_life": "1ep"}, {"start": "5ba"}])
-def test_resume(check_resume, arguments: dict, stop_at: int):
+def test_a_resumed_run_is_bit_identical(check_resume, arguments: dict, stop_at: int):
     check_resume(lambda: [EMA(**arguments)], stop_at, batch_norm=True)

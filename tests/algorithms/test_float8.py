@@ -17,7 +17,7 @@ pytest.importorskip("torchao")
 
 
 def gpt(d_model: int = 16) -> LanguageModel:
-    """Four linear layers in each of two blocks, and a head; all sizes are multiples of 16."""
+    """Return a GPT of two blocks with four linear layers each, and a head; all sizes are multiples of 16."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LanguageModel(GPT(vocab_size=16, context=12, d_model=d_model, n_layers=2, n_heads=2))
@@ -32,7 +32,7 @@ class Losses(Callback):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_layers_in_blocks_round_and_the_loss_stays_close(make_trainer, language, recipe: str):
+def test_layers_in_blocks_round_to_float8_and_losses_stay_close(make_trainer, language, recipe: str):
     def run(*algorithms: Algorithm) -> tuple[Tensor, LanguageModel]:
         losses = Losses()
         with make_trainer(*algorithms, callbacks=[losses], **{**language, "build": gpt}) as trainer:

@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
+from rank_runs import program_of
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from runner.algorithms import GradientClipping
 from runner.algorithms.gradient_clipping import clip_adaptively
@@ -53,36 +60,27 @@ def test_units_with_weights_of_zero_keep_a_small_gradient():
     torch.testing.assert_close(parameter.grad.norm(dim=1), torch.full((2,), 0.5e-3))
 
 
+def clip_on_a_rank() -> None:
+    """Clip the gradients of a sharded layer on this rank, and compare them with those of a whole layer."""
+    torch.manual_seed(0)
+    plain, sharded = nn.Linear(6, 4), nn.Linear(6, 4)
+    sharded.load_state_dict(plain.state_dict())
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+    inputs = torch.randn(3, 6)
+    for model in (plain, sharded):
+        (model(inputs) ** 2).sum().backward()
+    nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+    state: Any = SimpleNamespace(optimizers=[torch.optim.SGD(sharded.parameters(), lr=0.1)])
+    logger: Any = None
+    GradientClipping("norm", 0.5).after_train_batch(state, logger)
+    for parameter, shard in zip(plain.parameters(), sharded.parameters(), strict=True):
+        gradient: Any = shard.grad
+        torch.testing.assert_close(gradient.full_tensor(), parameter.grad)
+    dist.destroy_process_group()
+
+
 def test_sharded_gradients_are_clipped_by_their_total_norm(run_ranks):
-    def program():
-        from types import SimpleNamespace
-        from typing import Any
-
-        import torch
-        import torch.distributed as dist
-        from torch import nn
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        from runner.algorithms import GradientClipping
-
-        torch.manual_seed(0)
-        plain, sharded = nn.Linear(6, 4), nn.Linear(6, 4)
-        sharded.load_state_dict(plain.state_dict())
-        fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
-        inputs = torch.randn(3, 6)
-        for model in (plain, sharded):
-            (model(inputs) ** 2).sum().backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
-        state: Any = SimpleNamespace(optimizers=[torch.optim.SGD(sharded.parameters(), lr=0.1)])
-        logger: Any = None
-        GradientClipping("norm", 0.5).after_train_batch(state, logger)
-        for parameter, shard in zip(plain.parameters(), sharded.parameters(), strict=True):
-            gradient: Any = shard.grad
-            torch.testing.assert_close(gradient.full_tensor(), parameter.grad)
-        dist.destroy_process_group()
-
-    run_ranks(program)
+    run_ranks(program_of("algorithms/test_gradient_clipping", "clip_on_a_rank"))
 
 
 @pytest.mark.parametrize("arguments", [{"clipping_type": "norms"}, {"clipping_threshold": 0}])

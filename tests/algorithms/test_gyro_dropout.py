@@ -121,5 +121,5 @@ def test_unsuitable_models_and_durations_are_refused(make_trainer):
         trainer.fit()
 
 
-def test_resume(check_resume):
+def test_a_resumed_run_is_bit_identical(check_resume):
     check_resume(lambda: [GyroDropout(sigma=6, tau=2)], build=build)

@@ -155,7 +155,7 @@ def test_arguments_are_checked(arguments: dict):
 
 
 @pytest.mark.parametrize("stop_at", [4, 5])
-def test_resume(check_resume, stop_at: int):
+def test_a_resumed_run_is_bit_identical(check_resume, stop_at: int):
     check_resume(lambda: [InfoBatch(0.7, 1.0)], stop_at=stop_at)
 
 

@@ -53,7 +53,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
 
 @pytest.mark.parametrize("stop_at", [2, 4])
 @pytest.mark.parametrize("window", [3, 10])
-def test_resume(check_resume, window: int, stop_at: int):
+def test_a_resumed_run_is_bit_identical(check_resume, window: int, stop_at: int):
     check_resume(lambda: [LAWA(window, "1ba")], stop_at, batch_norm=True)
 
 
@@ -101,7 +101,7 @@ def test_a_continued_run_may_reach_its_first_update(make_trainer, caplog, tmp_pa
     with make_trainer(LAWA(), max_duration="3ep") as trainer:
         for _ in range(3):
             trainer.fit(duration="1ba")
-        assert warnings_of(caplog) == [NOTHING.format("1ep", "0dur", "1ba")]  # once
+        assert warnings_of(caplog) == [NOTHING.format("1ep", "0dur", "1ba")]  # warned once
         assert len(trainer.state.algorithms[0].state_dict()["snapshots"]) == 1
     caplog.clear()
     with make_trainer(LAWA(start="2ep"), max_duration="1ep") as first:

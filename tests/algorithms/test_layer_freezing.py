@@ -56,7 +56,7 @@ def test_layers_freeze_from_the_first_to_the_last(make_trainer):
     ) as trainer:
         trainer.fit()
         model = trainer.state.unwrapped_model
-    # After epochs 1 to 4 a fraction of 0, 1/3, 2/3 and 1 of three layers is frozen.
+    # After epochs 1 to 4, fractions of 0, 1/3, 2/3 and 1 of the three layers are frozen.
     assert changes.seen == [list(LAYERS), list(LAYERS), list(LAYERS[1:]), list(LAYERS[2:])]
     assert changes.gradients == [8, 8, 6, 4]
     _, counts = memory.get_timeseries("layer_freezing/layers_frozen")
@@ -167,5 +167,5 @@ def test_a_run_resumed_with_frozen_layers_does_not_warn(make_trainer, tmp_path, 
     assert warnings_of(caplog) == []
 
 
-def test_resume(check_resume):
+def test_a_resumed_run_is_bit_identical(check_resume):
     check_resume(lambda: [LayerFreezing(0.0, 1.0)], build=build_deep)

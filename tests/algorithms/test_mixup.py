@@ -12,7 +12,7 @@ KEY = "mixup"
 
 
 def reference_gradients(model, batch, alpha: float, smoothing: float = 0.0, index: int = 0) -> list[torch.Tensor]:
-    """Return the gradients of the interpolated loss of a batch of this index, as in the paper."""
+    """Return the gradients of the interpolated loss, as in the paper, for the batch with this index."""
     images, targets = batch
     seed = stream_seed(0, KEY, index)
     lam, permutation = draw_weight(alpha, seed), draw_partners(len(images), seed)
@@ -71,7 +71,7 @@ def test_a_weight_of_zero_changes_nothing():
 
 
 class Watch(Callback):
-    """Stores each batch with a copy of it before training, and what is the batch after the loss."""
+    """Stores each batch and a copy of it before training, and the batch and microbatch after the loss."""
 
     def __init__(self):
         self.before, self.after = [], []

@@ -212,7 +212,7 @@ def test_a_run_resumed_at_any_batch_equals_an_uninterrupted_run(make_trainer, tm
             trainer.fit()
         snapshot = trainer.state.algorithms[1].state_dict()["snapshot"]
         assert bool(snapshot) == (policy == "rollback")
-        batch = snapshot.get("timestamp", {}).get("batch")  # the rest of the timestamp is of the clock
+        batch = snapshot.get("timestamp", {}).get("batch")  # the rest of the timestamp has times of the clock
         skipped = [(time.batch, value) for time, value in memory.data.get("nan_guard/skipped", [])]
         return [everything(trainer), {**snapshot, "timestamp": batch}], skipped
 
@@ -326,7 +326,7 @@ def test_an_average_continues_after_a_skipped_batch(make_trainer):
 
 
 class TwoNets(Model):
-    """Two networks with an optimizer each, one parameter that nothing uses, and one that is frozen."""
+    """Two networks with an optimizer each, an unused parameter, and a frozen parameter."""
 
     def __init__(self):
         super().__init__()
@@ -460,7 +460,7 @@ def test_ranks_decide_alike_if_the_loss_of_one_rank_is_not_finite(run_ranks):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_all_finite_detects_a_single_element(dtype: torch.dtype, bad: float):
+def test_all_finite_detects_a_single_bad_element(dtype: torch.dtype, bad: float):
     for size in (1, 7, 1000):
         for index in {0, size // 2, size - 1}:
             tensor = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)

@@ -117,7 +117,7 @@ def test_a_model_without_weights_is_refused(make_trainer):
         make_trainer(NoOpModel(), model=ClassificationModel(nn.Flatten(), 3), optimizers=None)
 
 
-def test_resume(check_resume):
+def test_a_resumed_run_is_bit_identical(check_resume):
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         return (logits[:, 0] - targets).square().mean()  # the constant changes it, unlike the cross-entropy
 

@@ -73,7 +73,7 @@ def test_training_uses_small_images_first_and_logs_their_size(make_trainer, resn
 
 
 def crops_of(image: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Return all windows of a size in an image of 4 x 4 pixels."""
+    """Return all square windows of a size in an image of 4 x 4 pixels."""
     return [image[:, i : i + size, j : j + size] for i in range(5 - size) for j in range(5 - size)]
 
 
@@ -151,7 +151,7 @@ def test_arguments_are_checked(arguments: dict):
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_resume(check_resume, resnet, mode: str):
+def test_a_resumed_run_is_bit_identical(check_resume, resnet, mode: str):
     check_resume(lambda: [ProgressiveResizing(mode, 0.5, 0.2, 0.2, size_increment=1)], build=resnet)
 
 

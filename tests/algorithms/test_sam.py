@@ -32,7 +32,7 @@ class Record(Callback):
 
 
 def sam_gradients(model: nn.Module, loss: Any, rho: float) -> list[Tensor]:
-    """Return the result of the paper's equations, on a copy of the model."""
+    """Return the gradients by the paper's equations, from a copy of the model."""
     model = copy.deepcopy(model)
     parameters = list(model.parameters())
     first = torch.autograd.grad(loss(model), parameters)
@@ -206,7 +206,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
         SAM(**arguments)
 
 
-def test_resume(check_resume):
+def test_a_resumed_run_is_bit_identical(check_resume):
     check_resume(lambda: [SAM(rho=0.3, interval=2), MixUp()], batch_norm=True)
 
 

@@ -142,5 +142,5 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
 
 @pytest.mark.parametrize("stop_at", [2, 4])
 @pytest.mark.parametrize("warmup", ["0ba", "5ba"])
-def test_resume(check_resume, warmup: str, stop_at: int):
+def test_a_resumed_run_is_bit_identical(check_resume, warmup: str, stop_at: int):
     check_resume(lambda: [ScheduleFree(warmup=warmup)], stop_at, optimizers=ADAMW, batch_norm=True)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rank_runs import program_of
 from torch import nn
 
-from runner import Callback, ClassificationModel, LanguageModel, Model
+from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer, save_checkpoint
 from runner.algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
 from runner.algorithms._batch import pick_samples
 from runner.algorithms.selective_backprop import draw_ranks, evaluate_losses, select
@@ -22,7 +23,7 @@ def test_ranks_of_high_losses_are_more_likely():
     assert all(len(set(draw.tolist())) == 4 for draw in draws[:100])
     counts = draws.flatten().bincount(minlength=8).double()
     assert (counts.diff() > 0).all()
-    # With one sample kept, probabilities are q^(1 / keep - 1), here of the fractions 1/6, 3/6, 5/6 and keep = 1/3.
+    # If one sample is kept, its probability is proportional to q^(1 / keep - 1), with q = 1/6, 3/6 and 5/6 here.
     single = torch.stack([draw_ranks(3, 1 / 3, seed) for seed in range(6000)]).flatten().bincount(minlength=3) / 6000
     torch.testing.assert_close(single.double(), torch.tensor([1.0, 9.0, 25.0]).double() / 35, atol=0.02, rtol=0)
 
@@ -191,42 +192,38 @@ def test_arguments_are_checked(arguments: dict):
         SelectiveBackprop(**arguments)
 
 
-def test_resume(check_resume):
+def test_a_resumed_run_is_bit_identical(check_resume):
     check_resume(lambda: [SelectiveBackprop(0.0, 0.9, interrupt=3)], batch_norm=True)
 
 
+def compare_on_a_rank() -> None:
+    """Train on this rank with evaluations, and with a resume, and compare the weights with those of a plain run."""
+
+    def fit(duration="12ba", **arguments):
+        torch.manual_seed(0)
+        images, targets = torch.randn(64, 6), torch.arange(64) % 3
+        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        with Trainer(
+            model=ClassificationModel(net, 3),
+            train_dataloader=TensorLoader(images, targets, batch_size=16, shuffle=True),
+            eval_dataloader=TensorLoader(images, targets, batch_size=16, shuffle=False),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            algorithms=[SelectiveBackprop(0.0, 1.0, interrupt=0)],
+            max_duration="12ba",
+            device="cpu",
+            **arguments,
+        ) as trainer:
+            trainer.fit(duration=duration)
+            if duration == "5ba":
+                save_checkpoint(trainer.state, "checkpoint")
+        return [parameter.detach().clone() for parameter in net.parameters()]
+
+    whole = fit(eval_interval=0)
+    torch.testing.assert_close(fit(eval_interval="1ba"), whole, rtol=0, atol=0)
+    fit("5ba", eval_interval=0)
+    resumed = fit("7ba", eval_interval=0, resume_path="checkpoint")
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
 def test_two_ranks_train_alike_with_evaluations_and_after_a_resume(run_ranks):
-    def program():
-        import torch
-        from torch import nn
-
-        from runner import ClassificationModel, Trainer, save_checkpoint
-        from runner.algorithms import SelectiveBackprop
-        from runner.data import TensorLoader
-
-        def fit(duration="12ba", **arguments):
-            torch.manual_seed(0)
-            images, targets = torch.randn(64, 6), torch.arange(64) % 3
-            net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-            with Trainer(
-                model=ClassificationModel(net, 3),
-                train_dataloader=TensorLoader(images, targets, batch_size=16, shuffle=True),
-                eval_dataloader=TensorLoader(images, targets, batch_size=16, shuffle=False),
-                optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-                algorithms=[SelectiveBackprop(0.0, 1.0, interrupt=0)],
-                max_duration="12ba",
-                device="cpu",
-                **arguments,
-            ) as trainer:
-                trainer.fit(duration=duration)
-                if duration == "5ba":
-                    save_checkpoint(trainer.state, "checkpoint")
-            return [parameter.detach().clone() for parameter in net.parameters()]
-
-        whole = fit(eval_interval=0)
-        torch.testing.assert_close(fit(eval_interval="1ba"), whole, rtol=0, atol=0)
-        fit("5ba", eval_interval=0)
-        resumed = fit("7ba", eval_interval=0, resume_path="checkpoint")
-        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
-
-    run_ranks(program)
+    run_ranks(program_of("algorithms/test_selective_backprop", "compare_on_a_rank"))

@@ -170,7 +170,7 @@ def test_other_loaders_are_not_read_before_training():
 
 
 @pytest.mark.parametrize("truncating", [True, False])
-def test_resume(check_resume, arguments, truncating: bool):
+def test_a_resumed_run_is_bit_identical(check_resume, arguments, truncating: bool):
     arguments |= {"max_duration": "6ba", "eval_dataloader": arguments["train_dataloader"]}
     check_resume(lambda: [SeqLengthWarmup(1.0, 4, 16, 1, truncating)], **arguments)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 from observers import SaveAt
 from planted_runs import NONSENSE, train_language
+from rank_runs import program_of
 
-from runner import Algorithm, save_checkpoint
+from runner import Algorithm, Callback, ClassificationModel, Trainer, get_global_rank, save_checkpoint
 from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree, SpikeGuard
 from runner.algorithms.spike_guard import deviations
-from runner.callbacks import InMemoryLogger
+from runner.callbacks import InMemoryLogger, ReplicaMonitor
+from runner.data import TensorLoader
+from runner.models.loss import total_of
 
 GUARD: dict[str, Any] = {"window": 8, "interval": 4}
 
@@ -66,7 +70,7 @@ def test_deviations_are_robust_and_one_sided():
     values = torch.tensor([[3.0, 3.0 + 1.4826, -50.0, torch.nan, 3.0], [1.0, 1.0, 1.0, 1.0, 1.5]]).double()
     # The medians are 3 and 1. Their median deviations are 1 and 0; instead of 0, 5 % of the median is used.
     torch.testing.assert_close(deviations(values, history), torch.tensor([0.0, 1.0, 0.0, torch.inf, 10.0]).double())
-    assert deviations(torch.ones(2, 1).double(), torch.zeros(2, 8).double()).item() == 0  # zeros set no scale
+    assert deviations(torch.ones(2, 1).double(), torch.zeros(2, 8).double()).item() == 0  # zeros give no scale
 
 
 def make_adam(params: Any) -> torch.optim.Optimizer:
@@ -153,59 +157,48 @@ def test_another_interval_is_refused_on_resume(make_trainer, tmp_path: Path):
         make_trainer(SpikeGuard(interval=8), resume_path=tmp_path / "checkpoint")
 
 
+def train_on_a_rank() -> None:
+    """Train with a spike on rank 1, and save the detected spikes and the weights; resumes from the folder in argv."""
+
+    class OnOneRank(Algorithm):
+        def after_loss(self, state, logger):
+            if state.timestamp.batch == 13 and get_global_rank() == 1:
+                state.loss = total_of(state.loss) * 1000
+
+    class Save(Callback):
+        def batch_checkpoint(self, state, logger):
+            if state.timestamp.batch == 15:
+                save_checkpoint(state, "checkpoint")
+
+    torch.manual_seed(0)
+    guard = SpikeGuard(window=8, interval=4)
+    generator = torch.Generator().manual_seed(0)
+    network = torch.nn.Linear(4, 3)
+    with Trainer(
+        model=ClassificationModel(network, 3),
+        train_dataloader=TensorLoader(
+            torch.randn(24, 4, generator=generator), torch.arange(24) % 3, batch_size=6, shuffle=True
+        ),
+        optimizers=lambda params: torch.optim.Adam(params, lr=0.01),
+        max_duration="22ba",
+        algorithms=[guard, OnOneRank()],
+        callbacks=[Save(), ReplicaMonitor("1ba")],
+        device="cpu",
+        resume_path=sys.argv[1] or None,
+    ) as trainer:
+        trainer.fit()
+        spikes = [row[:3] for row in guard.state_dict()["spikes"]]
+        Path(f"{get_global_rank()}.json").write_text(json.dumps([spikes, network.weight.tolist()]))
+
+
 @pytest.mark.slow
 def test_a_spike_on_one_rank_rolls_back_all_ranks(run_ranks, tmp_path: Path):
     """Only the gradient shows a spike of rank 1. A resumed run goes back to the same weights."""
 
-    def program() -> None:
-        import json
-        import os
-        import sys
-
-        import torch
-
-        from runner import Algorithm, Callback, ClassificationModel, Trainer, get_global_rank, save_checkpoint
-        from runner.algorithms import SpikeGuard
-        from runner.callbacks import ReplicaMonitor
-        from runner.data import TensorLoader
-        from runner.models.loss import total_of
-
-        class OnOneRank(Algorithm):
-            def after_loss(self, state, logger):
-                if state.timestamp.batch == 13 and get_global_rank() == 1:
-                    state.loss = total_of(state.loss) * 1000
-
-        class Save(Callback):
-            def batch_checkpoint(self, state, logger):
-                if state.timestamp.batch == 15:
-                    save_checkpoint(state, "checkpoint")
-
-        torch.manual_seed(0)
-        guard = SpikeGuard(window=8, interval=4)
-        generator = torch.Generator().manual_seed(0)
-        network = torch.nn.Linear(4, 3)
-        with Trainer(
-            model=ClassificationModel(network, 3),
-            train_dataloader=TensorLoader(
-                torch.randn(24, 4, generator=generator), torch.arange(24) % 3, batch_size=6, shuffle=True
-            ),
-            optimizers=lambda params: torch.optim.Adam(params, lr=0.01),
-            max_duration="22ba",
-            algorithms=[guard, OnOneRank()],
-            callbacks=[Save(), ReplicaMonitor("1ba")],
-            device="cpu",
-            resume_path=sys.argv[1] or None,
-        ) as trainer:
-            trainer.fit()
-            spikes = [row[:3] for row in guard.state_dict()["spikes"]]
-            result = [spikes, network.weight.tolist()]
-        with open(f"{os.environ['RANK']}.json", "w") as file:
-            json.dump(result, file)
-
-    run_ranks(program, 2, "")
+    run_ranks(program_of("algorithms/test_spike_guard", "train_on_a_rank"), 2, "")
     whole = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert whole[0] == whole[1] and whole[0][0] == [[13, 16, 14]]
-    run_ranks(program, 2, "checkpoint")
+    run_ranks(program_of("algorithms/test_spike_guard", "train_on_a_rank"), 2, "checkpoint")
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == whole
 
 

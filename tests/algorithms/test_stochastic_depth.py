@@ -17,7 +17,7 @@ from runner.callbacks import InMemoryLogger
 KEY = "stochastic_depth"
 
 
-def test_rates_rise_linearly_or_are_the_same():
+def test_drop_rates_rise_linearly_or_are_uniform():
     assert drop_rates(4, 0.5, "linear") == [0.125, 0.25, 0.375, 0.5]
     assert drop_rates(3, 0.5, "uniform") == [0.5, 0.5, 0.5]
 
@@ -31,7 +31,7 @@ def test_blocks_are_kept_independently_with_their_probability():
 
 
 class Residual(nn.Module):
-    """Returns x + norm(W x), whose running statistics change only when the block runs."""
+    """Returns x + norm(W x); the running statistics change only when the block runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def test_rates_rise_in_the_warmup_and_apply_to_evaluations(make_trainer):
 
 
 @pytest.mark.parametrize("target", ["Residual", f"{__name__}.Residual"])
-def test_blocks_are_named_by_class(make_trainer, target: str):
+def test_blocks_are_found_by_the_name_of_their_class(make_trainer, target: str):
     with make_trainer(StochasticDepth(target), build=net) as trainer:
         blocks = [module for module in trainer.state.unwrapped_model.modules() if isinstance(module, StochasticBlock)]
         assert [type(block.block) for block in blocks] == [Residual] * 3
@@ -185,7 +185,7 @@ def test_a_model_without_such_blocks_is_refused(make_trainer):
 
 
 @pytest.mark.parametrize("method", ["block", "sample"])
-def test_resume(check_resume, method: str):
+def test_a_resumed_run_is_bit_identical(check_resume, method: str):
     check_resume(lambda: [StochasticDepth("Residual", method, 0.5, drop_warmup="3ba")], build=net)
 
 

@@ -212,6 +212,6 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
 
 @pytest.mark.parametrize("stop_at", [2, 4])
 @pytest.mark.parametrize("swa_lr", [None, 0.05])
-def test_resume(check_resume, swa_lr: float | None, stop_at: int):
+def test_a_resumed_run_is_bit_identical(check_resume, swa_lr: float | None, stop_at: int):
     arguments = {"start": "2ba", "end": "6ba", "update_interval": "1ba", "swa_lr": swa_lr, "anneal_steps": 3}
     check_resume(lambda: [SWA(**arguments)], stop_at, batch_norm=True)

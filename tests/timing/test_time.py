@@ -135,7 +135,7 @@ def test_a_time_is_restored_from_its_text_repr_and_pickle() -> None:
         assert pickle.loads(pickle.dumps(time)) == time
 
 
-def test_arithmetic_and_order_in_one_unit() -> None:
+def test_times_of_one_unit_are_added_divided_and_compared() -> None:
     assert Time(3, "ep") + "2ep" == Time(5, "ep")
     assert Time(3, "ep") - Time(5, "ep") == Time(-2, "ep")
     assert Time(3, "ep") / "2ep" == 1.5
@@ -352,7 +352,7 @@ def test_intervals_are_made_from_epochs_texts_and_times() -> None:
             Interval(value, name="eval_interval")  # type: ignore[arg-type]
 
 
-def test_elapsed_progress_in_each_unit() -> None:
+def test_progress_is_measured_in_each_unit() -> None:
     now = Timestamp(epoch=2, batch=23, sample=230, batch_in_epoch=3, total_wct=46.0)
     progress = Progress(now, Time(4, "ep"), 10)
     assert progress.elapsed_in("ep") == 2.3

@@ -12,7 +12,7 @@ from observers import SaveAt
 from planted_runs import NONSENSE, train_language
 from rank_runs import program_of
 
-from runner import Algorithm, Callback, ClassificationModel, Trainer, get_global_rank, save_checkpoint
+from runner import Algorithm, ClassificationModel, Trainer, get_global_rank, save_checkpoint
 from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree, SpikeGuard
 from runner.algorithms.spike_guard import deviations
 from runner.callbacks import InMemoryLogger, ReplicaMonitor
@@ -165,11 +165,6 @@ def train_on_a_rank() -> None:
             if state.timestamp.batch == 13 and get_global_rank() == 1:
                 state.loss = total_of(state.loss) * 1000
 
-    class Save(Callback):
-        def batch_checkpoint(self, state, logger):
-            if state.timestamp.batch == 15:
-                save_checkpoint(state, "checkpoint")
-
     torch.manual_seed(0)
     guard = SpikeGuard(window=8, interval=4)
     generator = torch.Generator().manual_seed(0)
@@ -182,7 +177,7 @@ def train_on_a_rank() -> None:
         optimizers=lambda params: torch.optim.Adam(params, lr=0.01),
         max_duration="22ba",
         algorithms=[guard, OnOneRank()],
-        callbacks=[Save(), ReplicaMonitor("1ba")],
+        callbacks=[SaveAt(Path(), 15), ReplicaMonitor("1ba")],
         device="cpu",
         resume_path=sys.argv[1] or None,
     ) as trainer:
@@ -194,11 +189,10 @@ def train_on_a_rank() -> None:
 @pytest.mark.slow
 def test_a_spike_on_one_rank_rolls_back_all_ranks(run_ranks, tmp_path: Path):
     """Only the gradient shows a spike of rank 1. A resumed run goes back to the same weights."""
-
     run_ranks(program_of("algorithms/test_spike_guard", "train_on_a_rank"), 2, "")
     whole = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert whole[0] == whole[1] and whole[0][0] == [[13, 16, 14]]
-    run_ranks(program_of("algorithms/test_spike_guard", "train_on_a_rank"), 2, "checkpoint")
+    run_ranks(program_of("algorithms/test_spike_guard", "train_on_a_rank"), 2, "15")
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == whole
 
 

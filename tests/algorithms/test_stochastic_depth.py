@@ -70,30 +70,30 @@ def net() -> ClassificationModel:
         return ClassificationModel(nn.Sequential(*layers).double(), 3)
 
 
-class Skipped(Callback):
+class SkippedBlocks(Callback):
     """Stores which blocks each forward pass skipped, by block and sample, and the rates at each evaluation."""
 
     def __init__(self) -> None:
         self.skipped: list[list[list[bool]]] = []
-        self.evaluations: list[list[float]] = []
+        self.rates: list[list[float]] = []
 
     def fit_start(self, state, logger):
         self.blocks = [module for module in state.unwrapped_model.modules() if isinstance(module, StochasticBlock)]
-        self.now: list[list[bool]] = []
+        self.current: list[list[bool]] = []
         for block in self.blocks:
             block.register_forward_hook(self.compare)
 
     def compare(self, module, inputs, output):
         if module.training:
             same = (output - inputs[0]).flatten(1).abs().sum(1) == 0 if output.shape == inputs[0].shape else None
-            self.now.append([] if same is None else same.tolist())
+            self.current.append([] if same is None else same.tolist())
 
     def before_forward(self, state, logger):
-        self.now = []
-        self.skipped.append(self.now)
+        self.current = []
+        self.skipped.append(self.current)
 
     def eval_start(self, state, logger):
-        self.evaluations.append([block.rate for block in self.blocks])
+        self.rates.append([block.rate for block in self.blocks])
 
 
 def expected_kept(rates: list[float], samples: int, batch: int, seed: int = 0) -> list[list[bool]]:
@@ -103,25 +103,25 @@ def expected_kept(rates: list[float], samples: int, batch: int, seed: int = 0) -
 @pytest.mark.parametrize("method", ["block", "sample"])
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_blocks_are_skipped_as_drawn(make_trainer, method: str, grad_accum: int):
-    seen = Skipped()
+    record = SkippedBlocks()
     algorithm = StochasticDepth("Residual", method, 0.9, "uniform")
-    with make_trainer(algorithm, build=net, callbacks=[seen], grad_accum=grad_accum, eval_interval=0) as trainer:
+    with make_trainer(algorithm, build=net, callbacks=[record], grad_accum=grad_accum, eval_interval=0) as trainer:
         trainer.fit()
-    for index, skipped in enumerate(seen.skipped):
+    for index, skipped in enumerate(record.skipped):
         batch, part = divmod(index, grad_accum)
         kept = expected_kept([0.9] * 3, 1 if method == "block" else 8, batch)
-        each = 8 // grad_accum
-        parts = [row * each if method == "block" else row[part * each :][:each] for row in kept]
-        assert skipped == [[not is_kept for is_kept in row] for row in parts]
-    assert len(seen.skipped) == 6 * grad_accum
-    assert any(any(row) for rows in seen.skipped for row in rows)
+        size = 8 // grad_accum
+        microbatch = [row * size if method == "block" else row[part * size :][:size] for row in kept]
+        assert skipped == [[not is_kept for is_kept in row] for row in microbatch]
+    assert len(record.skipped) == 6 * grad_accum
+    assert any(any(row) for rows in record.skipped for row in rows)
 
 
 def test_a_block_that_changes_shape_is_never_skipped(make_trainer):
-    seen = Skipped()
-    with make_trainer(StochasticDepth("Widening", drop_rate=1.0), build=net, callbacks=[seen]) as trainer:
+    record = SkippedBlocks()
+    with make_trainer(StochasticDepth("Widening", drop_rate=1.0), build=net, callbacks=[record]) as trainer:
         trainer.fit()
-    assert seen.skipped == [[[]]] * 6
+    assert record.skipped == [[[]]] * 6
 
 
 def test_a_drop_rate_of_zero_changes_nothing(train):
@@ -154,11 +154,11 @@ def test_a_skipped_block_does_not_run_and_gets_gradients_of_zero(make_trainer):
 
 
 def test_rates_rise_in_the_warmup_and_apply_to_evaluations(make_trainer):
-    seen = Skipped()
+    record = SkippedBlocks()
     algorithm = StochasticDepth("Residual", drop_rate=0.3, drop_distribution="uniform", drop_warmup="4ba")
-    with make_trainer(algorithm, build=net, callbacks=[seen], eval_interval="2ba") as trainer:
+    with make_trainer(algorithm, build=net, callbacks=[record], eval_interval="2ba") as trainer:
         trainer.fit()
-    torch.testing.assert_close([rates[0] for rates in seen.evaluations], [0.15, 0.3, 0.3])
+    torch.testing.assert_close([rates[0] for rates in record.rates], [0.15, 0.3, 0.3])
 
 
 @pytest.mark.parametrize("target", ["Residual", f"{__name__}.Residual"])

@@ -1,4 +1,4 @@
-"""MLflow's description of a run: parameters, data sets, a note and the columns of a list."""
+"""What MLflow shows of a run: its parameters, data sets and note, and the columns of the list of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 from mlflow_runs import log_steps, logging_to, points, query
 
-import runner.callbacks  # the defaults of its classes tell what was changed
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow.description import describe_config, describe_dataset, typed_overrides
 from runner.callbacks._mlflow.session import Session
@@ -22,10 +21,8 @@ from runner.data import DatasetLoader, TensorLoader
 from runner.data.content import MOST_BYTES, digest
 from runner.terminal.commands import show_typed
 
-assert runner.callbacks and runner.Trainer
 
-
-def test_parameters_are_what_somebody_chose() -> None:
+def test_parameters_omit_defaults_and_the_name_of_the_run() -> None:
     saver = {"_target_": "runner.callbacks.CheckpointSaver", "keep": 3, "save_interval": "1ep", "monitor": "eval/loss"}
     config = {
         "seed": 3,
@@ -51,7 +48,7 @@ def test_parameters_are_what_somebody_chose() -> None:
     }
 
 
-def test_a_parameter_that_is_added_when_a_run_goes_on_is_a_change(folder: Path) -> None:
+def test_parameters_changed_or_added_on_resume_are_tags(folder: Path) -> None:
     for lr, more in ((0.1, {}), (0.2, {"grad_accum": 4})):
         config = {"optimizer": {"lr": lr}, "trainer": {"_target_": "runner.Trainer", **more}}
         with logging_to(MLflowLogger(), "r", config=config) as (_, logger):
@@ -61,23 +58,23 @@ def test_a_parameter_that_is_added_when_a_run_goes_on_is_a_change(folder: Path) 
     assert changes == [("param_changed.optimizer.lr", "0.2"), ("param_changed.trainer.grad_accum", "4")]
 
 
-def test_a_data_set_is_known_by_its_content() -> None:
+def test_a_data_set_is_identified_by_its_content() -> None:
     generator = torch.Generator().manual_seed(0)
     samples, labels = torch.randn(8, 3, generator=generator), torch.arange(8)
 
-    def described(first: torch.Tensor, **arguments: Any) -> dict[str, Any]:
+    def describe(first: torch.Tensor, **arguments: Any) -> dict[str, Any]:
         loader = TensorLoader(first, labels, **({"batch_size": 4, "shuffle": True} | arguments))
         return describe_dataset(loader, "train", {"_target_": "runner.data.load_digits"})
 
-    description = described(samples)
+    description = describe(samples)
     assert (description["name"], description["profile"]) == ("digits", {"num_rows": 8})
     assert json.loads(description["schema"]["mlflow_tensorspec"]["features"])[0]["tensor-spec"]["shape"] == [-1, 3]
-    assert described(samples, batch_size=2, shuffle=False) == description
+    assert describe(samples, batch_size=2, shuffle=False) == description
     changed = samples.clone()
     changed[7, 2] += 1
-    assert described(changed)["digest"] != description["digest"]
-    read_as_needed = DatasetLoader(range(8), batch_size=4, shuffle=False)
-    assert describe_dataset(read_as_needed, "train", None)["profile"] == {"num_rows": 8}
+    assert describe(changed)["digest"] != description["digest"]
+    lazy = DatasetLoader(range(8), batch_size=4, shuffle=False)
+    assert describe_dataset(lazy, "train", None)["profile"] == {"num_rows": 8}
 
 
 @pytest.mark.parametrize(
@@ -89,34 +86,29 @@ def test_every_tensor_has_a_digest(tensor: torch.Tensor) -> None:
     assert len(digest([tensor])) == 16 and digest([tensor]) == digest([tensor.clone()]) != digest([tensor, tensor])
 
 
-def test_of_a_large_tensor_the_digest_reads_a_part() -> None:
-    windows = torch.arange(2 * MOST_BYTES, dtype=torch.int32).unfold(0, 1025, 1024)  # they overlap in memory
+def test_the_digest_of_a_large_tensor_covers_its_last_row() -> None:
+    windows = torch.arange(2 * MOST_BYTES, dtype=torch.int32).unfold(0, 1025, 1024)  # overlapping in memory
     other = windows.clone()
     other[-1] += 1
     assert digest([windows]) == digest([windows.clone()]) != digest([other])
 
 
-def test_the_source_is_the_command_as_it_was_typed() -> None:
+def test_a_command_is_shown_as_typed_without_the_paths_of_programs() -> None:
     assert show_typed(["/a/bin/python3", "-m", "runner", "+callbacks=[a,b]"]) == "python3 -m runner '+callbacks=[a,b]'"
     assert show_typed(["/a/bin/python3", "/a/bin/runner", "model=mlp"]) == "runner model=mlp"
     assert show_typed([]) == "python"
 
 
-def test_the_keys_that_were_typed_are_parameters_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_overrides_exclude_deleted_keys_and_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["python", "-m", "runner", "-m", "seed=0,1", "~callbacks.x", "+vars.a=b=c", "hydra.run.dir=x"]
     monkeypatch.setattr(sys, "orig_argv", [*typed, "model=mlp", "--json"])
     assert typed_overrides() == {"seed": "0,1", "vars.a": "b=c", "model": "mlp"}
 
 
-def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> None:
+def test_no_entry_is_lost_if_another_thread_appends_while_the_run_begins(folder: Path) -> None:
     for attempt in range(5):
-        fields = {
-            "by_key": False,
-            "tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db",
-            "experiment_name": "e",
-            "run_name": "r",
-        }
-        session = Session(folder / str(attempt), **fields, system_metrics_interval=None)
+        fields = {"tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db", "experiment_name": "e", "run_name": "r"}
+        session = Session(folder / str(attempt), **fields, by_key=False, system_metrics_interval=None)
         ready = threading.Barrier(2)
 
         def append(session: Session = session, ready: threading.Barrier = ready) -> None:
@@ -129,13 +121,13 @@ def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> N
         ready.wait()
         session.begin()
         thread.join()
-        kept = [entry for entry, _ in read_entries(folder / str(attempt) / "mlflow" / "spool.jsonl") if entry]
-        assert [entry["s"] for entry in kept if "m" in entry] == [*range(200)]
+        entries = [entry for entry, _ in read_entries(folder / str(attempt) / "mlflow" / "spool.jsonl") if entry]
+        assert [entry["s"] for entry in entries if "m" in entry] == [*range(200)]
         session.finish("KILLED")
 
 
-def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path: Path) -> None:
-    typed = {"trainer.grad_accum": "1", "callbacks.checkpoint_saver.keep": "3"}  # which equal the defaults
+def test_a_sweep_and_its_jobs_have_names_parameters_notes_and_columns(run_app: Any, tmp_path: Path) -> None:
+    typed = {"trainer.grad_accum": "1", "callbacks.checkpoint_saver.keep": "3"}  # equal to the defaults
     swept = ("-m", "seed=0,1", "optimizer.lr=0.05", "trainer.max_duration=10ba")
     run_app(*main_runs.SHORT, *swept, *(f"{key}={typed[key]}" for key in typed))
     params = dict(main_runs.query(tmp_path, "select key, value from params order by length(value) desc"))
@@ -143,13 +135,13 @@ def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path
     assert not {"launch", "trainer", "init_weights", "algorithms.label_smoothing.target_key"} & {*params}
     runs = main_runs.query(tmp_path, "select name, run_uuid, end_time - start_time from runs order by start_time")
     summary, (_, job, _), _ = runs
-    assert summary[0] == "sweep-seed-mlp-digits" and summary[2] > 100  # it started before its jobs
+    assert summary[0] == "sweep-seed-mlp-digits" and summary[2] > 100  # ms; it started before its jobs
     tags = dict(main_runs.query(tmp_path, "select key, value from tags where run_uuid = ?", job))
     assert Path(tags["runner.checkpoints"]).is_dir()
     note = tags["mlflow.note.content"]
     assert f"[Learning curves](#/experiments/1/runs/{job}/artifacts/plots/learning_curves.png)" in note
     assert "[All runs and their results](#/experiments/1/runs?viewStateShareKey=runner)" in note
-    assert "![" not in note and "```" not in note  # neither wide pictures nor lines that are not wrapped
+    assert "![" not in note and "```" not in note  # the UI would show pictures too wide, and would not wrap code
     assert "train 1,200 samples" in tags["mlflow.note.content"] and "Data: digits" in tags["mlflow.note.content"]
     inputs = main_runs.query(tmp_path, "select distinct name, length(digest) from datasets")
     assert inputs == [("digits", 16)]
@@ -160,7 +152,7 @@ def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path
     assert {"metrics.`metrics/eval/MulticlassAccuracy`", "metrics.`loss/eval/total`", "params.`model`"} <= {*columns}
 
 
-def test_the_best_values_go_on_after_a_resume(folder: Path) -> None:
+def test_best_values_continue_after_a_resume(folder: Path) -> None:
     key = "loss/eval/total"
     first = MLflowLogger()
     with logging_to(first, "r") as (state, logger):

@@ -1,4 +1,4 @@
-"""No store, no answer, no folder, a full disk: training continues with one warning, and keeps its data if possible."""
+"""If the store, the server, the folder or the disk fails, training continues with one warning and keeps its data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runner.files.lock import lock_file
 
 
 def kill_writer() -> None:
-    """Kill the writer, which would still wait for a server that does not answer during the next tests."""
+    """Kill the writer, which would go on waiting for a silent server during the next tests."""
     writer = shared_writer()
     os.kill(writer.pid, signal.SIGKILL)
     wait_until(lambda: not writer.is_alive)
@@ -40,7 +40,7 @@ def kill_writer() -> None:
         ("sqlite:///file/mlflow.db", "file"),
     ],
 )
-def test_training_goes_on_without_mlflow(
+def test_training_continues_without_a_working_store(
     uri: str,
     reason: str,
     tmp_path: Path,
@@ -49,7 +49,7 @@ def test_training_goes_on_without_mlflow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("where a folder is wanted")
+    Path("file").write_text("not a folder")
     started = time.monotonic()
     with logging_to(MLflowLogger(uri.format(port=free_port)), "r") as (state, logger):
         log_steps(state, logger, range(1, 11))
@@ -60,29 +60,31 @@ def test_training_goes_on_without_mlflow(
     assert sum("m" in (entry or {}) for entry, _ in read_entries(Path("r/mlflow/spool.jsonl"))) == 10
 
 
-def test_the_wait_at_the_end_is_bounded(
+def test_close_timeout_limits_the_wait_for_a_silent_server(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
-        destination = MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=1.5)
-        with logging_to(destination, "r"):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts connections and never answers
+        destination = MLflowLogger(f"http://127.0.0.1:{server.getsockname()[1]}", close_timeout=1.5)
+        with logging_to(destination, "r") as (state, logger):
+            log_steps(state, logger, range(1, 11))
             started = time.monotonic()
         assert 1.4 < time.monotonic() - started < 45  # by default it waits for a minute
-    assert capsys.readouterr().err == ""  # nothing is said of so short a wait
+    assert capsys.readouterr().err == ""  # no message about so short a wait
     [record] = caplog.records
-    assert "0% of what was logged had arrived when the run ended" in record.message
+    assert record.levelname == "WARNING" and "0% of what was logged had arrived when the run ended" in record.message
+    assert sum("m" in (entry or {}) for entry, _ in read_entries(Path("r/mlflow/spool.jsonl"))) == 10
     kill_writer()
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        for _ in range(2):  # the second session does not wait for what the first one sends
-            with logging_to(MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=0), "deaf"):
+def test_a_silent_server_does_not_delay_other_runs(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(2):  # the second session does not wait until the first one's data is sent
+            with logging_to(MLflowLogger(f"http://127.0.0.1:{server.getsockname()[1]}", close_timeout=0), "silent"):
                 pass
         started = time.monotonic()
         with logging_to(MLflowLogger(), "r") as (state, logger):
@@ -93,42 +95,42 @@ def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> No
 
 
 class FullDisk(io.StringIO):
-    """A log on a full disk."""
+    """A log file on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_full_disk_of_the_log_ends_no_delivery_without_a_report(
+def test_a_delivery_whose_log_cannot_be_written_reports_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("where a folder is wanted")
+    (tmp_path / "file").write_text("not a folder")
     fields = {"tracking_uri": f"sqlite:///{tmp_path}/file/mlflow.db", "by_key": True, "experiment_name": "e"}
     target = make_target({**fields, "run_name": "r"}, {}, ["train"])
     spool = Spool(tmp_path / "mlflow")
     spool.append({"start": target["start_time"], "spool": target["spool"], "name": "r"})
     spool.close()
-    news: list[dict[str, Any]] = []
-    delivery = Delivery(tmp_path, target, news.append, live=False)
+    reports: list[dict[str, Any]] = []
+    delivery = Delivery(tmp_path, target, reports.append, live=False)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", FullDisk())
         assert not delivery.run()
-    assert ["error" in report for report in news] == [True, False] and delivery.stopped.is_set()
-    assert news[-1] == {"stopped": True, "complete": False}
+    assert ["error" in report for report in reports] == [True, False] and delivery.stopped.is_set()
+    assert reports[-1] == {"stopped": True, "complete": False}
     lock = lock_file(tmp_path / "mlflow" / "writer.lock")
-    assert lock is not None, "the delivery still has it"
+    assert lock is not None, "the delivery still holds the lock"
     lock.close()
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "r").write_text("no folder")
+def test_a_run_folder_that_cannot_be_written_gives_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "r").write_text("not a folder")
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
         logger.log_table(["a"], [[1]], "t")
     assert [record.message.partition(",")[0] for record in caplog.records] == ["MLflow: this run is not recorded"]
 
 
-def test_a_spool_survives_a_full_disk_and_a_torn_line(tmp_path: Path) -> None:
+def test_a_spool_continues_after_a_full_disk_and_an_incomplete_line(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.append({"tags": {}})
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -145,7 +147,7 @@ def test_a_spool_survives_a_full_disk_and_a_torn_line(tmp_path: Path) -> None:
     assert entries == [{"tags": {}}, None, {"tags": {"after": 1}}]
     with spool.path.open("a") as file:
         file.write('{"tags": {"cut')
-    again = Spool(tmp_path)
-    again.append({"tags": {"resumed": 1}})
-    again.close()
-    assert [entry for entry, _ in read_entries(again.path)][3:] == [None, {"tags": {"resumed": 1}}]
+    reopened = Spool(tmp_path)
+    reopened.append({"tags": {"resumed": 1}})
+    reopened.close()
+    assert [entry for entry, _ in read_entries(reopened.path)][3:] == [None, {"tags": {"resumed": 1}}]

@@ -1,4 +1,4 @@
-"""Image classifiers in MLflow: tables of images in, classes out, as `runner predict` gives them for the same files."""
+"""Image classifiers logged to MLflow predict the same for a table of images as `runner predict` for the files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FOLDER = (
 
 
 def draw(folder: Path) -> Path:
-    """Write images of three classes: of any size, mode and orientation for evaluation."""
+    """Write images of three classes in various sizes, modes and orientations, and return the folder for evaluation."""
     generator = numpy.random.default_rng(0)
     for number in range(30):
         channel = number % 3
@@ -60,40 +60,39 @@ def draw(folder: Path) -> Path:
     return folder / "pictures" / "val"
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
+def read_predictions(folder: Path) -> list[dict[str, Any]]:
     return pyarrow.parquet.read_table(folder / "predictions.parquet").to_pylist()
 
 
-def check(found: Any, rows: list[dict[str, Any]]) -> None:
-    """Compare with rows of `runner predict`: convolutions round differently in batches of another size."""
-    assert found["label"].tolist() == [row["class"] for row in rows]
-    for score, probabilities, row in zip(found["score"], found["probabilities"], rows, strict=True):
+def check(predictions: Any, rows: list[dict[str, Any]]) -> None:
+    """Compare predictions with rows of `runner predict`, up to rounding, which depends on the batch size."""
+    assert predictions["label"].tolist() == [row["class"] for row in rows]
+    for score, probabilities, row in zip(predictions["score"], predictions["probabilities"], rows, strict=True):
         assert [*probabilities.values()] == pytest.approx(row["probabilities"], abs=1e-6)
         assert score == max(probabilities.values())
 
 
 @pytest.fixture
 def classifier(run_here: Any, tmp_path: Path) -> Path:
-    """The working directory of a run that logged a classifier of images in folders."""
+    """The working directory of a run that logged an image classifier."""
     draw(tmp_path)
     run_here(*FOLDER, *TRAIN, code=0)
     return tmp_path
 
 
-def test_each_form_of_an_image_has_the_predictions_of_the_run(classifier: Path, run_here: Any):
+def test_paths_bytes_base64_and_arrays_have_the_predictions_of_runner_predict(classifier: Path, run_here: Any):
     run_here("predict", "run", "--data=pictures/val", "hydra.run.dir=new", code=0)
-    rows = rows_of(classifier / "new")
+    rows = read_predictions(classifier / "new")
     files = [classifier / "pictures" / "val" / row["id"] for row in rows]
     contents = [file.read_bytes() for file in files]
     model = load(classifier)
     check(model.predict(pandas.DataFrame({"image": files})), rows)
     check(model.predict(pandas.DataFrame({"image": contents * 8})), rows * 8)
-    check(
-        model.predict(pandas.DataFrame({"image": [base64.b64encode(content).decode() for content in contents]})), rows
-    )
-    colored = [number for number, file in enumerate(files) if file.suffix == ".jpg" and int(file.stem) % 8 == 0]
-    arrays = [numpy.asarray(Image.open(files[number])) for number in colored]
-    check(model.predict(pandas.DataFrame({"image": arrays})), [rows[number] for number in colored])
+    texts = [base64.b64encode(content).decode() for content in contents]
+    check(model.predict(pandas.DataFrame({"image": texts})), rows)
+    upright = [number for number, file in enumerate(files) if file.suffix == ".jpg" and int(file.stem) % 8 == 0]
+    arrays = [numpy.asarray(Image.open(files[number])) for number in upright]
+    check(model.predict(pandas.DataFrame({"image": arrays})), [rows[number] for number in upright])
     assert not [path for path in model_folder(classifier).rglob("*") if path.suffix in (".pkl", ".bin", ".pt")]
 
 
@@ -107,13 +106,13 @@ def test_each_form_of_an_image_has_the_predictions_of_the_run(classifier: Path, 
         (numpy.zeros((4, 4), numpy.float32), "row 1 is no image: its values are floats of 32 bits"),
     ],
 )
-def test_a_value_that_is_no_image_is_one_error(served: Any, value: Any, message: str):
+def test_a_value_that_is_not_an_image_is_an_error_with_its_row(served: Any, value: Any, message: str):
     good = numpy.zeros((20, 20, 3), numpy.uint8)
     with pytest.raises(ValueError, match=message):
         served.predict(None, pandas.DataFrame({"image": [good, value]}))
 
 
-def test_a_table_without_images_is_one_error(served: Any):
+def test_a_table_without_images_is_rejected(served: Any):
     with pytest.raises(ValueError, match="the table has no rows: give at least one, with the image in 'image'"):
         served.predict(None, pandas.DataFrame({"image": []}))
     with pytest.raises(ValueError, match="takes a DataFrame with the image in 'image'"):
@@ -121,9 +120,9 @@ def test_a_table_without_images_is_one_error(served: Any):
 
 
 def serve(model: nn.Module, loaders: tuple[Any, ...], folder: Path, classes: int = 3) -> tuple[Any, torch.Tensor]:
-    """Return the served model of a run that trained for no batch, and the run's probabilities `(N, C)`."""
+    """Return the served model of an untrained run, and the run's probabilities `(N, C)`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow warns about itself when it is imported
+        warnings.simplefilter("ignore")  # importing MLflow gives warnings
         from runner.callbacks._mlflow.served_model import ServedModel
     train, evaluation = loaders
     classifier = ClassificationModel(model, num_classes=classes)
@@ -137,12 +136,12 @@ def serve(model: nn.Module, loaders: tuple[Any, ...], folder: Path, classes: int
         entry = write_model(trainer.state, folder / "run", "last")
     assert entry is not None
     served = ServedModel()
-    place = folder / "run" / "mlflow" / "files" / entry["model"] / "image_classifier"
-    served.load_context(SimpleNamespace(artifacts={"model": str(place)}))
+    saved = folder / "run" / "mlflow" / "files" / entry["model"] / "image_classifier"
+    served.load_context(SimpleNamespace(artifacts={"model": str(saved)}))
     return served, probabilities
 
 
-def network(classes: int = 3) -> nn.Module:
+def make_network(classes: int = 3) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, classes))
 
@@ -151,11 +150,11 @@ def network(classes: int = 3) -> nn.Module:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("served")
     draw(folder)
-    return serve(network(), load_imagefolder(str(folder / "pictures"), None, 12, 16, 8, 8, 0), folder)[0]
+    return serve(make_network(), load_imagefolder(str(folder / "pictures"), None, 12, 16, 8, 8, 0), folder)[0]
 
 
-def cifar(folder: Path) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return loaders of files like those of CIFAR-10, and the images to evaluate."""
+def make_cifar10(folder: Path) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return loaders of data in the format of CIFAR-10, and the images of its test set."""
     (folder / "cifar-10-batches-bin").mkdir()
     records = numpy.random.default_rng(0).integers(0, 256, (6, 1 + 3 * 32 * 32), numpy.uint8)
     records[:, 0] = numpy.arange(6)
@@ -165,8 +164,8 @@ def cifar(folder: Path) -> tuple[tuple[Any, ...], list[Any]]:
     return load_cifar10(str(folder), None, batch_size=6, eval_batch_size=6), [*images]
 
 
-def columns(folder: Path, size: int | None) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return loaders of a data set of Hugging Face, and the images to evaluate."""
+def make_hf_dataset(folder: Path, size: int | None) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return loaders of a Hugging Face data set, and its images."""
     datasets: Any = pytest.importorskip("datasets")
     generator = numpy.random.default_rng(0)
     arrays = [generator.integers(0, 256, (20, 20 + (size or 0) * number, 3), numpy.uint8) for number in range(6)]
@@ -178,23 +177,23 @@ def columns(folder: Path, size: int | None) -> tuple[tuple[Any, ...], list[Any]]
     return load_hf_dataset(str(folder / "saved"), **options), arrays
 
 
-def test_images_of_cifar10_have_the_probabilities_of_the_run(tmp_path: Path):
-    loaders, images = cifar(tmp_path)
-    served, expected = serve(network(10), loaders, tmp_path, classes=10)
-    found = served.predict(None, pandas.DataFrame({"image": images}))
-    assert found["label"].tolist() == [str(number) for number in expected.argmax(1).tolist()]
-    torch.testing.assert_close(torch.tensor([[*row.values()] for row in found["probabilities"]]), expected)
+def test_a_served_cifar10_model_has_the_probabilities_of_the_run(tmp_path: Path):
+    loaders, images = make_cifar10(tmp_path)
+    served, expected = serve(make_network(10), loaders, tmp_path, classes=10)
+    predictions = served.predict(None, pandas.DataFrame({"image": images}))
+    assert predictions["label"].tolist() == [str(number) for number in expected.argmax(1).tolist()]
+    torch.testing.assert_close(torch.tensor([[*row.values()] for row in predictions["probabilities"]]), expected)
     prepared = torch.stack([served.model.preparation(Image.fromarray(image)) for image in images])
     assert torch.equal(served.model.preparation.normalized(prepared), next(iter(loaders[1]))[0])
 
 
 @pytest.mark.parametrize("size", [8, None])
-def test_a_column_of_images_has_the_probabilities_of_the_run(tmp_path: Path, size: int | None):
-    loaders, images = columns(tmp_path, size)
-    served, expected = serve(network(), loaders, tmp_path)
-    found = served.predict(None, pandas.DataFrame({"image": images}))
-    assert found["label"].tolist() == [NAMES[number] for number in expected.argmax(1).tolist()]
-    torch.testing.assert_close(torch.tensor([[*row.values()] for row in found["probabilities"]]), expected)
+def test_a_served_model_of_an_image_column_has_the_probabilities_of_the_run(tmp_path: Path, size: int | None):
+    loaders, images = make_hf_dataset(tmp_path, size)
+    served, expected = serve(make_network(), loaders, tmp_path)
+    predictions = served.predict(None, pandas.DataFrame({"image": images}))
+    assert predictions["label"].tolist() == [NAMES[number] for number in expected.argmax(1).tolist()]
+    torch.testing.assert_close(torch.tensor([[*row.values()] for row in predictions["probabilities"]]), expected)
     if size is None:
         with pytest.raises(ValueError, match=r"row 0 has the height and width \(9, 20\), but the model takes \(20, 20"):
             served.predict(None, pandas.DataFrame({"image": [images[0][:9]]}))
@@ -202,29 +201,29 @@ def test_a_column_of_images_has_the_probabilities_of_the_run(tmp_path: Path, siz
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [timm_model, torchvision_model])
-def test_networks_of_libraries_are_served(make: Any, tmp_path: Path):
+def test_served_networks_of_timm_and_torchvision_have_the_probabilities_of_the_run(make: Any, tmp_path: Path):
     draw(tmp_path)
     torch.manual_seed(0)
     loaders = load_imagefolder(str(tmp_path / "pictures"), None, 24, 32, 8, 9, 0)
     served, expected = serve(make("resnet18", num_classes=3), loaders, tmp_path)
     files = [file for name in NAMES for file in sorted((tmp_path / "pictures" / "val" / name).iterdir())]
-    found = served.predict(None, pandas.DataFrame({"image": files}))
-    torch.testing.assert_close(torch.tensor([[*row.values()] for row in found["probabilities"]]), expected)
+    predictions = served.predict(None, pandas.DataFrame({"image": files}))
+    torch.testing.assert_close(torch.tensor([[*row.values()] for row in predictions["probabilities"]]), expected)
 
 
-def test_with_own_transforms_the_model_takes_tensors_and_a_line_says_why(
+def test_a_model_with_own_transforms_takes_tensors_and_logs_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     draw(tmp_path)
     own = [lambda image: image.resize((16, 16))]
     train, evaluation = load_imagefolder(str(tmp_path / "pictures"), None, 12, 16, 8, 8, 0, eval_transforms=own)
-    model = ClassificationModel(network(), num_classes=3)
+    model = ClassificationModel(make_network(), num_classes=3)
     options: dict[str, Any] = {"train_dataloader": train, "eval_dataloader": evaluation, "device": "cpu"}
     with caplog.at_level(logging.INFO, "runner"), Trainer(model=model, run_dir=tmp_path / "run", **options) as trainer:
         entry = write_model(trainer.state, tmp_path / "run", "last")
     assert entry is not None and entry["inputs"]["shape"] == [-1, 3, 12, 12] and "columns" not in entry
-    lines = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
-    assert lines == [
+    messages = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
+    assert messages == [
         "MLflow: the logged model takes prepared tensors instead of image files, because it does not keep your "
         "data.eval_transforms"
     ]
@@ -233,19 +232,19 @@ def test_with_own_transforms_the_model_takes_tensors_and_a_line_says_why(
 LOAD = """
 import sys
 
-sys.modules["runner"] = None  # there is no runner here
+sys.modules["runner"] = None  # as if it were not installed
 import mlflow.pyfunc, mlflow.pytorch, pandas, pathlib, torch
 
 folder, *files = sys.argv[1:]
 model = mlflow.pyfunc.load_model(folder)
-found = model.predict(pandas.DataFrame({"image": [pathlib.Path(file) for file in files]}))
+predictions = model.predict(pandas.DataFrame({"image": [pathlib.Path(file) for file in files]}))
 assert mlflow.pytorch.load_model(folder)(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
-print(model.metadata.signature, found["label"].tolist())
+print(model.metadata.signature, predictions["label"].tolist())
 """
 
 
 @pytest.mark.slow
-def test_a_server_and_a_process_without_the_runner_predict(classifier: Path):
+def test_a_server_and_a_process_without_the_runner_give_the_same_predictions(classifier: Path):
     files = sorted((classifier / "pictures" / "val").glob("*/*"))
     expected = load(classifier).predict(pandas.DataFrame({"image": files})).to_dict("records")
     arguments = ["-c", LOAD, str(model_folder(classifier)), *map(str, files)]

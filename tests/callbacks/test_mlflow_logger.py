@@ -1,4 +1,4 @@
-"""MLflow's data is read with sqlite3 from its database: real stores, real writer processes."""
+"""The MLflow logger with real stores and writer processes; MLflow's database is read with sqlite3."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from runner.distributed.session import end
 from runner.terminal import commands
 from runner.terminal.commands import typed_command
 
-HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
+HASH = "_[0-9a-f]{8}"  # appended to names that MLflow does not allow
 
 
 class Failing(ClassificationModel):
-    """Fails at its second batch, because a run begins with its first."""
+    """Fails in the second batch; after a failure in the first, MLflow would have no run."""
 
     losses = 0
 
@@ -67,8 +67,8 @@ def make_trainer(model: type[ClassificationModel], *loggers: Any, **arguments: A
     )
 
 
-def test_a_run_is_in_mlflow_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mlflow", raising=False)  # of another test
+def test_mlflow_has_the_data_and_artifacts_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)  # imported by another test
     memory = InMemoryLogger()
     mlflow = MLflowLogger(tags={"team": "vision"}, system_metrics_interval=0.1)
     config = {"optimizer": {"lr": 0.1}, "data": {"_target_": "data.Toy", "size": 12}}
@@ -118,7 +118,7 @@ def test_a_run_is_in_mlflow_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPa
     assert not list((folder / "outputs" / ".mlflow_unsent").iterdir())
 
 
-def test_a_failure_is_failed_with_its_trace(folder: Path) -> None:
+def test_a_failed_run_has_its_status_and_traceback(folder: Path) -> None:
     mlflow = MLflowLogger()
     with pytest.raises(ValueError, match="a loss that fails"):
         make_trainer(Failing, mlflow, run_dir="outputs/failing").fit()
@@ -135,7 +135,7 @@ def test_a_failure_in_the_first_batch_leaves_no_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_killed(folder: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_has_the_status_killed(folder: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises((KeyboardInterrupt, SystemExit)), logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
@@ -145,25 +145,25 @@ def test_an_interrupted_run_is_killed(folder: Path, number: signal.Signals) -> N
     wait_until(lambda: query("select status from runs") == [("KILLED",)])
 
 
-def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> None:
+def test_an_error_before_the_first_batch_adds_no_run_and_changes_none(folder: Path) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
     rows, files = query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))
     for name in ("r", "new"):
         with pytest.raises(ValueError, match="refused"), logging_to(MLflowLogger(), name, config={"lr": 1}):
             raise ValueError("refused")
-    order = read_target(Path("r/mlflow"))
-    assert order is not None
+    target = read_target(Path("r/mlflow"))
+    assert target is not None
     stopped = threading.Event()
     run_dir = folder / "r"  # the writer may have another working directory
-    number = shared_writer().deliver(run_dir, order, lambda report: stopped.set() if "stopped" in report else None)
-    shared_writer().finish(number)  # has it take up whatever there might be
+    number = shared_writer().deliver(run_dir, target, lambda report: stopped.set() if "stopped" in report else None)
+    shared_writer().finish(number)  # makes it send whatever there is
     assert stopped.wait(60)
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
     assert not Path("new").exists()
 
 
-def test_one_writer_serves_runs_one_after_another(folder: Path) -> None:
+def test_one_writer_serves_consecutive_runs(folder: Path) -> None:
     pids = set()
     for index in range(3):
         with logging_to(MLflowLogger(experiment_name="sweep"), f"outputs/{index}") as (state, logger):
@@ -174,7 +174,7 @@ def test_one_writer_serves_runs_one_after_another(folder: Path) -> None:
     assert sorted(points("loss")) == [(step, value) for step in (1, 2, 3) for value in (1.0, 2.0, 3.0)]
 
 
-def test_what_exceeds_the_limits_of_mlflow_arrives_cut_to_fit(folder: Path) -> None:
+def test_names_and_values_beyond_the_limits_of_mlflow_are_shortened(folder: Path) -> None:
     odd = {"/a//b/../c": 2.0, "k" * 300: 3.0, "k" * 301: 4.0, "größe:µ": 5.0}
     special = {"nan": math.nan, "inf": math.inf, "minus": -math.inf}
     parameters = {f"p{index}": index for index in range(150)} | {"long": "x" * 9000, "p*": 1, "empty": "", "none": None}
@@ -186,7 +186,7 @@ def test_what_exceeds_the_limits_of_mlflow_arrives_cut_to_fit(folder: Path) -> N
     assert all(metrics.pop(f"many/{index}") == (7, index, 0) for index in range(1500))
     long = [metrics.pop(key)[1] for key in [*metrics] if key.startswith("kkk") and len(key) == 250]
     assert sorted(long) == [3.0, 4.0]
-    largest = sys.float_info.max  # how SQL stores keep an infinity
+    largest = sys.float_info.max  # SQL stores save it for infinity
     assert {re.sub(HASH, "#", key): value for key, value in metrics.items()} == {
         "a/b/__/c#": (7, 2.0, 0),
         "größe:µ": (7, 5.0, 0),
@@ -199,7 +199,7 @@ def test_what_exceeds_the_limits_of_mlflow_arrives_cut_to_fit(folder: Path) -> N
     assert [len(value) for key, value in query("select key, value from tags") if key.startswith("ttt")] == [8000]
 
 
-def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
+def test_invalid_names_get_unique_replacements_and_one_warning_per_session(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ["a+b", "a_b", "a@b", "a//b", "a/b", "/a/b", "a/b/", "a/./b", "a:b"]
@@ -209,23 +209,20 @@ def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
                 logger.log_metrics({name: float(index) for index, name in enumerate(names)}, step=step)
             logger.log_table(["x"], [[1]], "a:b")
             logger.log_table(["x"], [[2]], "a_b")
-    found = query("select key, group_concat(distinct value), count(*) from metrics group by key")
-    assert len(found) == len(names) and {count for _, _, count in found} == {4}
-    assert sorted(value for _, value, _ in found) == [str(float(index)) for index in range(len(names))]
+    rows = query("select key, group_concat(distinct value), count(*) from metrics group by key")
+    assert len(rows) == len(names) and {count for _, _, count in rows} == {4}
+    assert sorted(value for _, value, _ in rows) == [str(float(index)) for index in range(len(names))]
     unchanged = {"a_b", "a/b", "a:b"}
-    assert unchanged <= {key for key, _, _ in found}
-    assert all(re.fullmatch(f"a[_/]b{HASH}", key) for key, _, _ in found if key not in unchanged)
+    assert unchanged <= {key for key, _, _ in rows}
+    assert all(re.fullmatch(f"a[_/]b{HASH}", key) for key, _, _ in rows if key not in unchanged)
     ((tables,),) = query("select value from tags where key = 'mlflow.loggedArtifacts'")
-    assert sorted(re.sub(HASH, "#", table["path"]) for table in json.loads(tables)) == [
-        "tables/a_b#.json",
-        "tables/a_b.json",
-    ]
-    told = [record.getMessage() for record in caplog.records if "is not a valid name" in record.getMessage()]
-    assert len(told) == 2, "once in each session"
-    assert re.fullmatch(rf"MLflow: '\S+' is not a valid name there: it is logged as 'a[_/]b{HASH}' \(any .*", told[0])
+    paths = sorted(re.sub(HASH, "#", table["path"]) for table in json.loads(tables))
+    assert paths == ["tables/a_b#.json", "tables/a_b.json"]
+    warning, _ = (text for record in caplog.records if "is not a valid name" in (text := record.getMessage()))
+    assert re.fullmatch(rf"MLflow: '\S+' is not a valid name there: it is logged as 'a[_/]b{HASH}' \(any .*", warning)
 
 
-def test_the_address_comes_from_the_argument_then_the_environment_then_the_default(
+def test_the_tracking_uri_comes_from_the_argument_the_environment_or_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -235,13 +232,11 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_defau
     assert default.ui_command == "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from the environment")
-    assert (MLflowLogger().tracking_uri, MLflowLogger().experiment_name) == (
-        "http://tracking:5000",
-        "from the environment",
-    )
-    given = MLflowLogger("sqlite:////elsewhere/a b.db", "given")
-    assert (given.tracking_uri, given.experiment_name) == ("sqlite:////elsewhere/a b.db", "given")
-    assert given.ui_command == "mlflow ui --backend-store-uri 'sqlite:////elsewhere/a b.db'"
+    logger = MLflowLogger()
+    assert (logger.tracking_uri, logger.experiment_name) == ("http://tracking:5000", "from the environment")
+    logger = MLflowLogger("sqlite:////elsewhere/a b.db", "argument")
+    assert (logger.tracking_uri, logger.experiment_name) == ("sqlite:////elsewhere/a b.db", "argument")
+    assert logger.ui_command == "mlflow ui --backend-store-uri 'sqlite:////elsewhere/a b.db'"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +250,7 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_defau
         ("sqlite://outputs/mlflow.db", "must begin with three slashes"),
     ],
 )
-def test_an_address_that_is_none_is_refused(address: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_tracking_uri_is_rejected(address: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=re.escape(f"tracking_uri={address!r}: ") + why):
         MLflowLogger(address)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
@@ -267,11 +262,11 @@ def test_an_address_that_is_none_is_refused(address: str, why: str, monkeypatch:
     "address",
     ["mlruns", "./a:b", "file:///a/b", "databricks", "databricks://profile", "postgresql+psycopg2://me:pw@host/db"],
 )
-def test_an_address_of_each_kind_is_taken(address: str) -> None:
+def test_each_kind_of_tracking_uri_is_accepted(address: str) -> None:
     assert MLflowLogger(address).tracking_uri == address
 
 
-def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_job_is_that_of_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["/usr/bin/python", "-m", "runner", "-m", "seed=0,1"]
     monkeypatch.setattr(sys, "orig_argv", typed)
     assert typed_command() == typed
@@ -283,22 +278,22 @@ def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [("joblib", "hydra.launcher.n_jobs=2"), ("submitit_local",)], ids=" ".join)
-def test_the_store_has_a_sweeps_command_in_each_job(launcher: tuple[str, ...], folder: Path, run_app: Any) -> None:
+def test_jobs_have_the_command_of_the_sweep_in_mlflow(launcher: tuple[str, ...], folder: Path, run_app: Any) -> None:
     sweep = ("seed=0,1", *main_runs.SHORT, "callbacks=mlflow_logger", f"hydra/launcher={launcher[0]}", *launcher[1:])
     run_app("-m", *sweep)
     commands = main_runs.query(folder, "select value from tags where key = 'mlflow.source.name'")
-    spelled = [("-m", *sweep), *[("train", *sweep, "-m")] * 2]  # the sweep has a run of its own
-    assert sorted(commands) == [(shlex.join(("python", "-m", "runner", *command)),) for command in spelled]
+    expected = [("-m", *sweep), *[("train", *sweep, "-m")] * 2]  # the first is the sweep's own run
+    assert sorted(commands) == [(shlex.join(("python", "-m", "runner", *command)),) for command in expected]
 
 
-def test_the_ui_command_shows_the_run_and_no_password() -> None:
+def test_the_ui_command_links_to_the_run_without_a_password() -> None:
     assert ui_command("http://host:5000/", "3", "abc") == "http://host:5000/#/experiments/3/runs/abc"
     assert ui_command("https://me:secret@host", "3", "abc") == "https://host/#/experiments/3/runs/abc"
     assert ui_command("https://me:secret@host", None, None) == "https://host"
     assert "secret" not in ui_command("postgresql://user:secret@host/db", None, None)
 
 
-def test_parameters_are_flat_and_spelled_as_on_the_command_line() -> None:
+def test_parameters_are_flat_and_written_as_on_the_command_line() -> None:
     nested = {"a": {"b": [1, 2], "c": {}}, "d": None, "e": True, "f": [{"g": "text"}, 2], 3: 1e-4}
     expected = {"a.b": "[1, 2]", "a.c": "{}", "d": "null", "e": "true", "f.0.g": "text", "f.1": "2", "3": "0.0001"}
     assert flatten(nested) == expected
@@ -310,12 +305,12 @@ def test_wrong_arguments_are_named(name: str, value: float) -> None:
         MLflowLogger(**{name: value})  # type: ignore[arg-type]
 
 
-def test_folder_of_an_artifact_may_be_any_relative_path(folder: Path) -> None:
+def test_the_folder_of_an_artifact_may_be_any_relative_path(folder: Path) -> None:
     with logging_to(MLflowLogger(), "r") as (_, logger):
         (folder / "r").mkdir(exist_ok=True)
         (folder / "r" / "a.txt").write_text("a")
-        for place in ("plots/", "./x//y", "."):
-            logger.log_artifact(folder / "r" / "a.txt", place)
+        for path in ("plots/", "./x//y", "."):
+            logger.log_artifact(folder / "r" / "a.txt", path)
     [(uri,)] = query("select artifact_uri from runs")
     stored = Path(uri.removeprefix("file://"))
     assert {str(file.relative_to(stored)) for file in stored.rglob("a.txt")} == {"plots/a.txt", "x/y/a.txt", "a.txt"}

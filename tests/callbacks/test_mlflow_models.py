@@ -1,4 +1,4 @@
-"""The trained model in MLflow: loading it without the runner, and models that are not logged."""
+"""Trained models in MLflow: how they load without the runner, and when they are not logged."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def load(folder: Path, inputs: Tensor, uri: str) -> tuple[Tensor, Any]:
 
     np.save(folder / "inputs.npy", inputs.numpy())
     address = f"sqlite:///{folder}/outputs/mlflow.db"
-    done = run_python(["-c", LOAD, uri, address], cwd=folder, check=True)
-    return torch.from_numpy(np.load(folder / "outputs.npy")), json.loads(done.stdout.splitlines()[-1])
+    finished = run_python(["-c", LOAD, uri, address], cwd=folder, check=True)
+    return torch.from_numpy(np.load(folder / "outputs.npy")), json.loads(finished.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -88,8 +88,8 @@ def test_a_process_without_the_runner_loads_the_model(folder: Path) -> None:
     fit(mlflow, network)
     network.eval()
     inputs = torch.randn(5, 2)
-    found, (signature, example) = load(folder, inputs, f"runs:/{mlflow.run_id}/model")
-    assert torch.equal(found, network(inputs)) and example == [2, 2]
+    outputs, (signature, example) = load(folder, inputs, f"runs:/{mlflow.run_id}/model")
+    assert torch.equal(outputs, network(inputs)) and example == [2, 2]
     assert re.findall(r"Tensor\('float32', \(-1, 2\)\)", signature) == ["Tensor('float32', (-1, 2))"] * 2
     [(model_id, status, run_id)] = query("select model_id, status, source_run_id from logged_models")
     assert (status, run_id) == (2, mlflow.run_id)  # ready
@@ -102,14 +102,14 @@ def test_a_process_without_the_runner_loads_the_model(folder: Path) -> None:
     assert not list((folder / "outputs" / "toy" / "mlflow" / "files").iterdir())
 
 
-def test_values_held_back_by_the_rate_are_sent_before_the_model_is_logged(folder: Path) -> None:
+def test_values_left_out_by_thinning_are_sent_before_the_model_is_logged(folder: Path) -> None:
     fit(MLflowLogger(log_model="last", max_values_per_second=1e-4), nn.Linear(2, 2))
     assert [step for step, _ in points("loss/eval/total")] == [3, 9]
     assert query("select distinct metric_step from logged_model_metrics") == [(9,)]
 
 
-def test_the_best_weights_are_those_of_the_best_checkpoint(folder: Path) -> None:
-    saver = CheckpointSaver(monitor="eval/loss", mode="max")  # the worst, which is not the last
+def test_log_model_best_logs_the_weights_of_the_best_checkpoint(folder: Path) -> None:
+    saver = CheckpointSaver(monitor="eval/loss", mode="max")  # the largest loss, which is not the last
     mlflow = MLflowLogger(log_model="best")
     network = nn.Linear(2, 2)
     fit(mlflow, network, callbacks=[saver])
@@ -117,13 +117,13 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(folder: Path) -> None
     assert best is not None and best.name == "ep1-ba3"
     weights = torch.load(best / "model.pt", weights_only=True)
     inputs = torch.randn(3, 2)
-    found, _ = load(folder, inputs, f"runs:/{mlflow.run_id}/model")
-    torch.testing.assert_close(found, inputs @ weights["module.weight"].T + weights["module.bias"])
-    assert not torch.equal(found, network(inputs))
+    outputs, _ = load(folder, inputs, f"runs:/{mlflow.run_id}/model")
+    torch.testing.assert_close(outputs, inputs @ weights["module.weight"].T + weights["module.bias"])
+    assert not torch.equal(outputs, network(inputs))
     assert query("select distinct metric_step from logged_model_metrics") == [(3,)]
 
 
-def test_a_model_that_cannot_be_exported_costs_only_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_exported_gives_only_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "runner"):
         fit(MLflowLogger(log_model="last"), Branching(2, 2))
     [record] = [record for record in caplog.records if record.name == "runner"]
@@ -145,7 +145,7 @@ def test_a_model_that_is_sent_twice_is_in_mlflow_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "", "../..", uuid.UUID(int=1).hex], ids=repr)
-def test_an_entry_names_no_model_outside_the_runs_folder(folder: Path, name: str) -> None:
+def test_a_spool_entry_cannot_log_a_model_from_outside_the_run(folder: Path, name: str) -> None:
     (folder / "model.pt2").write_text("precious")
     with logging_to(MLflowLogger(), "r"):
         pass
@@ -174,7 +174,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         MLflowLogger(**arguments)
 
 
-def test_the_best_model_needs_a_metric(folder: Path) -> None:
+def test_log_model_best_needs_a_metric_for_the_best_checkpoint(folder: Path) -> None:
     with pytest.raises(ValueError, match="log_model='best': the best checkpoint needs a metric"):
         fit(MLflowLogger(log_model="best"), nn.Linear(2, 2), callbacks=[CheckpointSaver()])
     assert not (folder / "outputs" / "toy").exists()

@@ -9,11 +9,11 @@ DIRTY = "mlflow.source.git.dirty"
 
 
 def git(folder: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
+    author = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    subprocess.run(["git", "-C", str(folder), *author, *arguments], check=True)
 
 
-def test_a_run_with_code_that_no_commit_holds_is_dirty(tmp_path: Path):
+def test_a_run_with_uncommitted_code_is_tagged_dirty(tmp_path: Path):
     repository, run_dir = tmp_path / "repository", tmp_path / "run"
     repository.mkdir()
     git(repository, "init", "-q")
@@ -22,7 +22,7 @@ def test_a_run_with_code_that_no_commit_holds_is_dirty(tmp_path: Path):
     git(repository, "commit", "-qm", "first")
     assert git_tags(str(repository), run_dir)[DIRTY] == "false"
     (repository / "outputs").mkdir()
-    (repository / "outputs" / "other").touch()  # what git does not know is no code of this run
+    (repository / "outputs" / "other").touch()  # untracked, so not code of this run
     assert git_tags(str(repository), run_dir)[DIRTY] == "false"
     (run_dir / "code").mkdir(parents=True)
     assert git_tags(str(repository), run_dir)[DIRTY] == "true"

@@ -1,4 +1,4 @@
-"""Writers and trainers as processes: killed, idle, several at once, or started beside a package of the same name."""
+"""Processes of writers and trainers that are killed, idle, concurrent, or started next to another `runner` module."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ state = make_state(sys.argv[1])
 logger = Logger(state, [destination])
 destination.init(state, logger)
 log_steps(state, logger, range(1, 26))
-if "kill" in sys.argv and "kill-writer" not in sys.argv:  # the writer has some seconds, without those that it starts in
+if "kill" in sys.argv and "kill-writer" not in sys.argv:  # the writer's start would take some of its last seconds
     logger.flush()
     wait_until(lambda: destination.run_id)
 log_steps(state, logger, range(26, 51))
@@ -64,14 +64,14 @@ def finish_child(child: tuple[Any, Path], code: int) -> None:
     assert process.wait(PATIENCE) == code, errors.read_text()
 
 
-def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
+def test_a_killed_writer_is_replaced_and_no_value_is_stored_twice(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 200))
         wait_until(lambda: len(points("loss")) == 199)
         os.kill(shared_writer().pid, signal.SIGKILL)
-        # As if killed after MLflow had stored the points, but before the writer had recorded this.
+        # As if it had been killed after MLflow had stored the points, but before it recorded this.
         wait_until(lambda: any("ended unexpectedly" in record.message for record in caplog.records))
         sent = read_object(folder / "r" / "mlflow" / "sent.json")
         write_atomically(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0}))
@@ -81,12 +81,12 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
     assert len(caplog.records) == 1
 
 
-def test_the_writer_gives_way_to_training_and_does_not_hear_its_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_process, "subprocess", subprocess)  # a real process in place of a forked one
+def test_the_writer_has_a_lower_priority_and_does_not_receive_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_process, "subprocess", subprocess)  # a new interpreter instead of a forked process
     writer = writer_process.WriterProcess()
     try:
         wait_until(lambda: os.getpriority(os.PRIO_PROCESS, writer.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5)
-        assert os.getsid(writer.pid) == os.getsid(0)  # niceness counts within a session
+        assert os.getsid(writer.pid) == os.getsid(0)  # priorities are compared only within a session
         assert os.getpgid(writer.pid) == writer.pid
     finally:
         os.kill(writer.pid, signal.SIGKILL)
@@ -99,11 +99,11 @@ def test_a_killed_trainer_leaves_a_failed_run_with_all_its_points(folder: Path) 
     assert points("loss") == [(step, float(step)) for step in range(1, 51)]
 
 
-def test_entry_of_a_run_that_was_resumed_elsewhere_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entry_of_a_run_sent_from_elsewhere_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with logging_to(MLflowLogger(), "outputs/a"):
         pass
     writer = shared_writer()
-    os.kill(writer.pid, signal.SIGKILL)  # it knows that it has sent the run
+    os.kill(writer.pid, signal.SIGKILL)  # because it remembers that the run is sent
     wait_until(lambda: not writer.is_alive)
     other = folder / "other"
     other.mkdir()
@@ -115,7 +115,7 @@ def test_entry_of_a_run_that_was_resumed_elsewhere_is_removed(folder: Path, monk
     wait_until(lambda: not entry.exists())
 
 
-def test_identity_is_kept_if_the_trainer_was_killed_before_the_first_line(tmp_path: Path) -> None:
+def test_a_run_keeps_its_identity_if_killed_before_the_first_line_of_its_spool(tmp_path: Path) -> None:
     fields = {"tracking_uri": "sqlite:///mlflow.db", "by_key": True, "experiment_name": "e", "run_name": "r"}
     target = make_target(fields, {}, ["train"])
     assert read_identity(tmp_path) == {}
@@ -127,12 +127,12 @@ def test_identity_is_kept_if_the_trainer_was_killed_before_the_first_line(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: Any) -> None:
+def test_unsent_data_is_sent_by_the_next_run_or_by_runner_sync(folder: Path, run_app: Any) -> None:
     for child in [start_child("outputs/a", "kill", "kill-writer"), start_child("outputs/b", "kill", "kill-writer")]:
         finish_child(child, -signal.SIGKILL)
     assert len(list((folder / "outputs" / ".mlflow_unsent").iterdir())) == 2
-    done = run_app("sync", "outputs/a")
-    assert "outputs/a: MLflow has all of it\n" in done.stdout
+    finished = run_app("sync", "outputs/a")
+    assert "outputs/a: MLflow has all of it\n" in finished.stdout
     assert query("select status from runs") == [("FAILED",)]
     with logging_to(MLflowLogger(), "outputs/c"):
         pass
@@ -142,7 +142,7 @@ def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: 
 
 
 @pytest.mark.slow
-def test_four_processes_make_one_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_processes_that_start_together_create_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MAKE_STORES, "1")
     for child in [start_child(f"outputs/{name}") for name in "abcd"]:
@@ -152,31 +152,31 @@ def test_four_processes_make_one_store_at_once(tmp_path: Path, monkeypatch: pyte
     assert points("loss") == sorted((step, float(step)) for step in [*range(1, 51)] * 4)
 
 
-def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
+def test_an_unused_writer_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r});"
         "from runner.callbacks import MLflowLogger; MLflowLogger.warm_up();"
         "from runner.callbacks._mlflow.writer_process import shared_writer; print(shared_writer().pid);"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    pid, imported = done.stdout.splitlines()
-    assert (done.returncode, done.stderr, imported) == (0, "", "")
+    finished = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    pid, imported = finished.stdout.splitlines()
+    assert (finished.returncode, finished.stderr, imported) == (0, "", "")
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
     assert not list(tmp_path.iterdir())
 
 
-def test_mlflow_is_imported_only_when_its_environment_is_set() -> None:
+def test_the_writer_modules_import_neither_torch_nor_mlflow() -> None:
     program = (
         "import sys; from runner.callbacks._mlflow import senders, session, writer_process;"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout.split() == []
 
 
 @pytest.mark.slow
-def test_a_runner_file_of_the_user_is_not_the_writers(folder: Path) -> None:
+def test_the_writer_does_not_import_a_runner_module_of_the_user(folder: Path) -> None:
     (folder / "runner.py").write_text("raise RuntimeError('the wrong package')")
     finish_child(start_child("r", real=True), 0)
     assert query("select status from runs") == [("FINISHED",)]

@@ -20,7 +20,7 @@ from runner.callbacks._mlflow.target import write_target
 from runner.files.whole import read_object
 
 
-def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
+def test_a_resumed_run_continues_the_same_mlflow_run(folder: Path) -> None:
     first = MLflowLogger()
     with logging_to(first, "r", config={"lr": 0.1, "kept": 1}) as (state, logger):
         log_steps(state, logger, range(1, 11), value=1.0)
@@ -29,7 +29,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
         log_steps(state, logger, range(6, 16), value=2.0)
         wait_until(lambda: query("select status from runs") == [("RUNNING",)])
         assert second.run_id == first.run_id
-        logger.log_metrics({"other": 3.0}, step=8)  # new at a step that is known
+        logger.log_metrics({"other": 3.0}, step=8)  # a new key at an old step
     assert points("loss") == [(step, 1.0) for step in range(1, 11)] + [(step, 2.0) for step in range(11, 16)]
     assert points("other") == [(8, 3.0)]
     assert query("select status from runs") == [("FINISHED",)]
@@ -37,7 +37,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(folder: Path) -> None:
     assert query("select key, value from tags where key like 'param_%'") == [("param_changed.lr", "0.2")]
 
 
-def test_a_run_goes_on_in_an_experiment_that_was_renamed(folder: Path) -> None:
+def test_a_resumed_run_continues_in_a_renamed_experiment(folder: Path) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
     change("update experiments set name = 'better' where name = 'runner'")
@@ -48,7 +48,7 @@ def test_a_run_goes_on_in_an_experiment_that_was_renamed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-def test_an_experiment_that_was_deleted_is_named(folder: Path, resumed: bool, caplog: Any) -> None:
+def test_a_deleted_experiment_is_reported_and_gets_its_data_later(folder: Path, resumed: bool, caplog: Any) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
     change("update experiments set lifecycle_stage = 'deleted' where name = 'runner'")
@@ -62,8 +62,8 @@ def test_an_experiment_that_was_deleted_is_named(folder: Path, resumed: bool, ca
     assert points("loss") == [(step, float(step)) for step in range(1, 5)]
 
 
-@pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
-def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # those of MLflow, which otherwise only the writer imports
+def test_a_run_folder_is_found_by_its_mlflow_id(folder: Path) -> None:
     from runner.callbacks._mlflow.store import find_run
 
     with logging_to(MLflowLogger(), "outputs/r"):
@@ -73,14 +73,14 @@ def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
     assert (mlflow_folder / "sent.json").stat().st_mode == (mlflow_folder / "spool.jsonl").stat().st_mode
     assert find_run(run_id, uri, None) == folder / "outputs" / "r"
     shutil.rmtree(mlflow_folder)
-    mlflow_folder.touch()  # what cannot be read, also by root
+    mlflow_folder.touch()  # unreadable even for root
     with pytest.raises(ValueError, match="is missing or not readable; .* runner rerun "):
         find_run(run_id, uri, None)
-    with pytest.raises(ValueError, match="contain no record"):  # it looks among its artifacts
+    with pytest.raises(ValueError, match="contain no record"):  # its artifacts were searched
         find_run(run_id, uri, folder)
 
 
-def test_what_others_may_read_holds_no_password(tmp_path: Path) -> None:
+def test_sent_json_contains_no_password(tmp_path: Path) -> None:
     (tmp_path / "spool.jsonl").write_text("a line\n")
     write_sent(tmp_path, Sent("http://me:secret@host", "abc", 7))
     assert "secret" not in (tmp_path / "sent.json").read_text()
@@ -88,7 +88,7 @@ def test_what_others_may_read_holds_no_password(tmp_path: Path) -> None:
     assert read_sent(tmp_path, "http://me:secret@elsewhere").run_id is None
 
 
-def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_retrained_batches_appear_twice_if_their_loss_differs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Values of an earlier session are kept for retrained batches, until their loss differs."""
 
     def log_losses(losses: dict[int, float], speed: float) -> None:
@@ -105,18 +105,18 @@ def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: p
         "MLflow: batch 4 had a different loss when it was trained before; from that batch on, the run contains the "
         "values of both sessions"
     ]
-    log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # of the newer future, not of the older
+    log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # as in the last session
     assert len(caplog.records) == 1
     assert points("speed") == [
         *((step, 1.0) for step in (1, 2, 3)),
         *((4, 1.0), (4, 3.0), (5, 1.0), (5, 3.0), (6, 2.0), (6, 3.0), (7, 3.0), (8, 4.0)),
     ]
-    found = [point for point in points("loss/train/total") if point[0] != 3]
-    assert found == [(1, 9), (2, 8), (4, 6), (4, 7), (5, 5), (5, 5), (6, 3), (6, 4), (7, 2), (8, 1)]
+    losses = [point for point in points("loss/train/total") if point[0] != 3]
+    assert losses == [(1, 9), (2, 8), (4, 6), (4, 7), (5, 5), (5, 5), (6, 3), (6, 4), (7, 2), (8, 1)]
     assert query("select value from tags where key = 'runner.departed_at'") == [("4",)]
 
 
-def test_a_checkpoint_knows_the_run_where_its_folder_does_not(folder: Path) -> None:
+def test_a_checkpoint_identifies_its_run_if_the_folder_has_lost_its_id(folder: Path) -> None:
     first = MLflowLogger()
     with logging_to(first, "r") as (state, logger):
         log_steps(state, logger, range(1, 6), value=1.0)
@@ -132,7 +132,7 @@ def test_a_checkpoint_knows_the_run_where_its_folder_does_not(folder: Path) -> N
     assert points("loss", first.run_id) == [(step, 1.0 if step < 6 else 2.0) for step in range(1, 11)]
 
 
-def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path: Path, monkeypatch: Any):
+def test_a_resumed_run_keeps_its_store_unless_another_is_set(tmp_path: Path, monkeypatch: Any):
     from runner.callbacks._mlflow.target import resolve_uri, uri_of_run
 
     monkeypatch.chdir(tmp_path)
@@ -143,10 +143,10 @@ def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path
     assert uri_of_run(default, run) == default  # that store is gone
     store.touch()
     assert uri_of_run(default, run) == f"sqlite:///{store}"
-    assert uri_of_run("http://server", run) == "http://server"  # which was asked for
+    assert uri_of_run("http://server", run) == "http://server"  # set explicitly
     assert uri_of_run(default, tmp_path / "another") == default
     signed = (run / "mlflow" / "run.json").read_text()
-    (run / "mlflow" / "run.json").write_text(signed.replace("first", "fir5t"))  # by somebody else
+    (run / "mlflow" / "run.json").write_text(signed.replace("first", "fir5t"))  # its signature is invalid now
     (tmp_path / "fir5t.db").touch()
     assert uri_of_run(default, run) == default
     (run / "mlflow" / "run.json").write_text(signed)
@@ -154,14 +154,14 @@ def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path
     assert uri_of_run(resolve_uri(None), run) == resolve_uri(None)
 
 
-@pytest.mark.parametrize("torn", ["", '{"spool": "a', "[]"])
-def test_a_run_goes_on_where_what_is_noted_of_its_delivery_was_torn(folder: Path, torn: str, caplog: Any) -> None:
-    """The spool is the truth: it names its run, and the store knows which values it has."""
+@pytest.mark.parametrize("content", ["", '{"spool": "a', "[]"])
+def test_a_run_continues_after_its_delivery_files_were_damaged(folder: Path, content: str, caplog: Any) -> None:
+    """The spool identifies the run, and the store knows which values it has."""
     first = MLflowLogger()
     with logging_to(first, "r") as (state, logger):
         log_steps(state, logger, range(1, 6))
     for name in ("run.json", "sent.json"):
-        (folder / "r" / "mlflow" / name).write_text(torn)
+        (folder / "r" / "mlflow" / name).write_text(content)
     second = MLflowLogger()
     with logging_to(second, "r") as (state, logger):
         log_steps(state, logger, range(6, 11))
@@ -170,7 +170,7 @@ def test_a_run_goes_on_where_what_is_noted_of_its_delivery_was_torn(folder: Path
     assert read_object(folder / "r" / "mlflow" / "sent.json")["ended"] is True
 
 
-def test_a_checkpoint_is_past_nothing_that_a_power_cut_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_a_checkpoint_syncs_the_spool_to_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     destination, synced = MLflowLogger(), []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), sync(file)))
@@ -179,31 +179,18 @@ def test_a_checkpoint_is_past_nothing_that_a_power_cut_takes(folder: Path, monke
         logger.flush()
         spool = (folder / "r" / "mlflow" / "spool.jsonl").stat().st_ino
         assert spool not in synced
-        destination.state_dict()  # as a checkpoint has it
+        destination.state_dict()  # called by a checkpoint
         assert spool in synced
 
 
-def test_entries_of_another_shape_are_left_out_and_the_others_arrive(folder: Path) -> None:
+def test_malformed_entries_are_skipped_and_the_others_are_sent(folder: Path) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 6))
-    strange: list[Any] = [
-        {"m": 5, "s": 1, "t": 1},
-        {"m": {}, "s": "1", "t": 1},
-        {"params": 3},
-        {"tags": []},
-        {"images": 1},
-    ]
-    strange += [
-        {"status": "http://host", "t": 1},
-        {"table": {}},
-        {"input": 7},
-        {"artifact": None},
-        {"m": {"a": "b"}},
-        [],
-        3,
-    ]
+    malformed: list[Any] = [{"m": 5, "s": 1, "t": 1}, {"m": {}, "s": "1", "t": 1}, {"m": {"a": "b"}}, [], 3]
+    malformed += [{"status": "http://host", "t": 1}, {"params": 3}, {"tags": []}, {"images": 1}, {"table": {}}]
+    malformed += [{"input": 7}, {"artifact": None}]
     with (folder / "r" / "mlflow" / "spool.jsonl").open("a") as spool:
-        spool.writelines(json.dumps(entry) + "\n" for entry in strange)
+        spool.writelines(json.dumps(entry) + "\n" for entry in malformed)
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(6, 11))
     assert points("loss") == [(step, float(step)) for step in range(1, 11)]

@@ -1,4 +1,4 @@
-"""Models of transformers in MLflow: tables of texts in, classes or texts out, also through a server."""
+"""Transformers models in MLflow take tables of texts and return classes or texts, also through a server."""
 
 from __future__ import annotations
 
@@ -35,16 +35,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.BertModel(config).save_pretrained(root / "bert")
     transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / "bert")
     make_tokenizer(root / "gpt2")
-    size = len(transformers.AutoTokenizer.from_pretrained(root / "gpt2"))
+    vocab_size = len(transformers.AutoTokenizer.from_pretrained(root / "gpt2"))
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
     config = transformers.GPT2Config(
-        vocab_size=size,
-        n_positions=32,
-        n_embd=16,
-        n_layer=1,
-        n_head=2,
-        initializer_range=0.4,
-        eos_token_id=0,
-        bos_token_id=0,
+        **sizes, vocab_size=vocab_size, initializer_range=0.4, eos_token_id=0, bos_token_id=0
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(root / "gpt2")
     transformers.utils.logging.enable_progress_bar()
@@ -62,33 +56,26 @@ def classifier(run_here: Any, models: Path, tmp_path: Path, monkeypatch: pytest.
         *("model=hf_model", f"model.module.name={models / 'bert'}", "model.module.num_labels=2", "data=hf_dataset"),
         *("data.name=csv", "data.data_files=reviews.csv", "data.eval_split=null", "data.inputs=review"),
         *("data.targets=verdict", f"data.tokenizer={models / 'bert'}", "data.context=16", "data.num_workers=0"),
-        *(
-            "algorithms=none",
-            "optimizer=adamw",
-            "optimizer.lr=0.03",
-            "trainer.max_duration=12ep",
-            "scheduler=none",
-            "hydra.run.dir=run",
-        ),
-        *("callbacks=[mlflow_logger,checkpoint_saver]", "callbacks.mlflow_logger.log_model=last"),
+        *("algorithms=none", "optimizer=adamw", "optimizer.lr=0.03", "trainer.max_duration=12ep", "scheduler=none"),
+        *("hydra.run.dir=run", "callbacks=[mlflow_logger,checkpoint_saver]", "callbacks.mlflow_logger.log_model=last"),
         *("callbacks.mlflow_logger.close_timeout=200", "callbacks.mlflow_logger.register_model=reviews"),
         code=0,
     )
     return tmp_path
 
 
-def test_a_classifier_returns_labels_and_scores_as_transformers_does(classifier: Path, models: Path):
+def test_a_classifier_returns_the_labels_and_scores_of_a_transformers_pipeline(classifier: Path, models: Path):
     from mlflow.exceptions import MlflowException
 
     model = load(classifier)
-    found = model.predict(pandas.DataFrame({"review": TEXTS}))
+    predictions = model.predict(pandas.DataFrame({"review": TEXTS}))
     saved = save_pretrained(classifier / "run", classifier / "saved", tokenizer=str(models / "bert"))
     pipeline = transformers.pipeline("text-classification", str(saved))
     expected = [pipeline(text, truncation=True, max_length=16)[0] for text in TEXTS]
-    assert found["label"].tolist() == [row["label"] for row in expected]
-    assert {*found["label"]} <= {"negative", "positive"}
-    assert found["score"].tolist() == pytest.approx([row["score"] for row in expected], abs=1e-5)
-    for label, score, probabilities in found[["label", "score", "probabilities"]].itertuples(index=False):
+    assert predictions["label"].tolist() == [row["label"] for row in expected]
+    assert {*predictions["label"]} <= {"negative", "positive"}
+    assert predictions["score"].tolist() == pytest.approx([row["score"] for row in expected], abs=1e-5)
+    for label, score, probabilities in predictions[["label", "score", "probabilities"]].itertuples(index=False):
         assert {*probabilities} == {"negative", "positive"} and sum(probabilities.values()) == pytest.approx(1)
         assert max(probabilities, key=probabilities.get) == label and probabilities[label] == score
     assert not [path for path in model_folder(classifier).rglob("*") if path.suffix in (".pkl", ".bin", ".pt")]
@@ -113,20 +100,20 @@ def test_a_language_model_returns_what_transformers_generates(run_here: Any, mod
         code=0,
     )
     prompts = ["The quick", "The lazy dog jumps over the", "fox " * 60]
-    found = load(tmp_path).predict(pandas.DataFrame({"text": prompts}))
+    predictions = load(tmp_path).predict(pandas.DataFrame({"text": prompts}))
     folder = model_folder(tmp_path) / "artifacts" / "transformers"
     network = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     expected = []
     for prompt in prompts:
-        tokens = torch.tensor([tokenizer(prompt)["input_ids"][-27:]])  # 32 positions without the 5 new ones
-        made = network.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, num_beams=2)
-        expected.append(tokenizer.decode(made[0, tokens.shape[1] :], skip_special_tokens=True).strip())
-    assert found["generated"].tolist() == expected and any(expected)
+        tokens = torch.tensor([tokenizer(prompt)["input_ids"][-27:]])  # 32 positions, less 5 for new tokens
+        generated = network.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=5, num_beams=2)
+        expected.append(tokenizer.decode(generated[0, tokens.shape[1] :], skip_special_tokens=True).strip())
+    assert predictions["generated"].tolist() == expected and any(expected)
 
 
 @pytest.mark.slow
-def test_a_server_answers_requests(classifier: Path):
+def test_a_server_returns_the_predictions_of_the_loaded_model(classifier: Path):
     with serving(classifier) as ask:
         status, answer = ask({"dataframe_split": {"columns": ["review"], "data": [[text] for text in TEXTS]}})
         expected = load(classifier).predict(pandas.DataFrame({"review": TEXTS}))

@@ -47,7 +47,7 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's only result, without their source locations."""
+    """Check the format of a run's only result, and return its lines without their source locations."""
     (path,) = run_dir.glob("mlperf/results/*/*/result_*.txt")
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
     for line in lines:
@@ -68,15 +68,15 @@ def values(run_dir: Path, key: str) -> list[Any]:
 
 
 def check(path: Path, folder: Path) -> None:
-    """Run MLPerf's checker."""
+    """Run MLPerf's compliance checker in a process, and assert that it accepts a result."""
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", "--werror", str(path)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "SUCCESS" in done.stderr
+    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "SUCCESS" in finished.stderr
 
 
 def is_accepted(path: Path) -> bool:
-    """Run it in this process; the working folder must be writable."""
+    """Return whether MLPerf's compliance checker accepts a result; it writes to the working directory."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     checker = mlp_compliance.make_checker("training", "4.0.0", False, True)
@@ -85,7 +85,7 @@ def is_accepted(path: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_the_checkers_accept_a_run_of_the_digits(run_app, tmp_path: Path):
+def test_the_checkers_of_mlperf_accept_a_run_on_digits(run_app, tmp_path: Path):
     from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 
     settings = [f"callbacks.mlperf_callback.{setting}" for setting in ("target=0.5", "exit_at_target=true", "index=3")]
@@ -140,8 +140,8 @@ def test_events_are_written_in_order(tmp_path: Path):
     assert system["number_of_nodes"] == "1" and system["accelerators_per_node"] == "0"
 
 
-def test_reaching_the_target_ends_the_result_and_training_if_asked(tmp_path: Path):
-    for name, exits in (("goes on", False), ("exits", True)):
+def test_reaching_the_target_ends_the_result_and_optionally_training(tmp_path: Path):
+    for name, exits in (("continues", False), ("exits", True)):
         callback = MLPerfCallback("mlperf", 0, target=0.0, exit_at_target=exits)
         with make_trainer(tmp_path / name, callback, eval_interval="2ba") as trainer:
             trainer.fit()
@@ -155,57 +155,57 @@ def test_reaching_the_target_ends_the_result_and_training_if_asked(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("target", "status"), [(100.0, "success"), (0.0, "aborted")])
-def test_less_of_a_loss_is_better(target: float, status: str, tmp_path: Path, caplog):
+def test_a_loss_has_to_fall_below_the_target_and_gives_a_warning(target: float, status: str, tmp_path: Path, caplog):
     name = "loss" if target else "eval/loss"
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=target, metric_name=name)) as trainer:
         trainer.fit()
     assert read(tmp_path)[-1]["metadata"] == {"status": status}
-    doubt = f"mlperf_callback: less of metric_name={name!r} is better, so it is not an accuracy; {REFUSAL}"
-    assert caplog.messages == [doubt]
+    warning = f"mlperf_callback: less of metric_name={name!r} is better, so it is not an accuracy; {REFUSAL}"
+    assert caplog.messages == [warning]
 
 
-class Reports(ClassificationModel):
-    """Returns these values as accuracies, one per evaluation."""
+class ScriptedModel(ClassificationModel):
+    """Has these values as accuracies, one per evaluation."""
 
     def __init__(self, *values: float):
         super().__init__(nn.Linear(3, 2), 2)
         self.values = iter(values)
 
     def metrics(self, train):
-        return {} if train else {"MulticlassAccuracy": Given(self.values)}
+        return {} if train else {"MulticlassAccuracy": ScriptedMetric(self.values)}
 
 
-class Given(Metric):
+class ScriptedMetric(Metric):
     def __init__(self, values: Iterator[float]):
         super().__init__()
-        self.given = values
+        self.values = values
 
     def update(self, outputs, targets):
         pass
 
     def compute(self):
-        return torch.tensor(next(self.given))
+        return torch.tensor(next(self.values))
 
 
 @pytest.mark.parametrize("values", [(70, 80, 80), (1.0, 1.0, 1.0), (0.5, 1.0, 1.0), (1.0, 0.5, 1.0)], ids=str)
-def test_what_the_checker_would_refuse_is_said_once_at_the_first_evaluation(
+def test_a_result_that_the_checker_would_refuse_gives_one_warning_per_session(
     values: tuple[float, ...], tmp_path: Path, caplog, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for begin, end in ((0, 1), (1, 3)):  # a resumed run knows what the first one has reported
-        arguments = {"model": Reports(*values[begin:]), "max_duration": f"{end}ep"}
+    for begin, end in ((0, 1), (1, 3)):  # a resumed run remembers the accuracies of the first one
+        arguments = {"model": ScriptedModel(*values[begin:]), "max_duration": f"{end}ep"}
         arguments |= {"resume_path": tmp_path / "checkpoint"} if begin else {}
         caplog.clear()
         with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=99.0), **arguments) as trainer:
             trainer.fit()
             save_checkpoint(trainer.state, tmp_path / "checkpoint")
         accepted = min(values[:end]) < 1.0
-        doubt = f"mlperf_callback: MulticlassAccuracy is {values[begin]:.4g}; {REFUSAL}"
-        assert caplog.messages == ([] if accepted else [doubt])
+        warning = f"mlperf_callback: MulticlassAccuracy is {values[begin]:.4g}; {REFUSAL}"
+        assert caplog.messages == ([] if accepted else [warning])
         assert is_accepted(*tmp_path.glob("mlperf/results/*/resnet/result_0.txt")) is accepted
 
 
-def test_other_evaluators_are_not_its_concern(tmp_path: Path):
+def test_only_the_evaluator_of_metric_label_is_logged(tmp_path: Path):
     from runner import Evaluator
 
     data = TensorLoader(torch.randn(6, 3), torch.zeros(6).long(), batch_size=3, shuffle=False)
@@ -223,7 +223,7 @@ class Fails(Callback):
             raise RuntimeError("on purpose")
 
 
-def test_a_run_that_fails_is_aborted_and_all_intervals_are_closed(tmp_path: Path):
+def test_a_failed_run_is_logged_as_aborted_with_all_intervals_closed(tmp_path: Path):
     with pytest.raises(RuntimeError, match="on purpose"):
         make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0), Fails()).fit()
     assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, "eval_start", "eval_stop", "run_stop"]
@@ -231,10 +231,10 @@ def test_a_run_that_fails_is_aborted_and_all_intervals_are_closed(tmp_path: Path
 
 
 @pytest.mark.parametrize("cut", ["2ba", "3ba", "5ba"])
-def test_a_resumed_run_goes_on_with_its_result(cut: str, tmp_path: Path):
+def test_a_resumed_run_continues_its_result(cut: str, tmp_path: Path):
     def fit(name: str, duration: str, **arguments: Any) -> None:
-        parts = [MLPerfCallback("mlperf", 0, target=2.0, system_name="it"), CheckpointSaver("1ba")]
-        with make_trainer(tmp_path / name, *parts, max_duration=duration, **arguments) as trainer:
+        callbacks = [MLPerfCallback("mlperf", 0, target=2.0, system_name="it"), CheckpointSaver("1ba")]
+        with make_trainer(tmp_path / name, *callbacks, max_duration=duration, **arguments) as trainer:
             trainer.fit()
 
     fit("whole", "3ep")
@@ -243,7 +243,7 @@ def test_a_resumed_run_goes_on_with_its_result(cut: str, tmp_path: Path):
     checkpoint = tmp_path / "cut" / "checkpoints" / "latest"
     fit("cut", "3ep", resume_path=checkpoint)
 
-    if cut == "3ba":  # the end of an epoch: otherwise the run that was cut has a final evaluation of its own
+    if cut == "3ba":  # at the end of an epoch; elsewhere, the first session ends with an additional evaluation
         whole, resumed = ([{**line, "time_ms": 0} for line in read(tmp_path / name)] for name in ("whole", "cut"))
         assert resumed == whole
     starts = [line["metadata"] for line in read(tmp_path / "cut") if line["key"] in ("epoch_start", "epoch_stop")]
@@ -258,7 +258,7 @@ class SavesAtTheEnd(Callback):
         save_checkpoint(state, state.run_dir / "late")
 
 
-def test_a_checkpoint_that_is_written_after_the_abortion_goes_on_too(tmp_path: Path):
+def test_a_checkpoint_saved_after_the_result_was_aborted_continues_it(tmp_path: Path):
     with make_trainer(
         tmp_path, MLPerfCallback("mlperf", 0, target=2.0), SavesAtTheEnd(), max_duration="1ep"
     ) as trainer:
@@ -269,14 +269,14 @@ def test_a_checkpoint_that_is_written_after_the_abortion_goes_on_too(tmp_path: P
     assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
 
 
-def test_a_second_fit_goes_on_too(tmp_path: Path):
+def test_a_second_fit_continues_the_result(tmp_path: Path):
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0), max_duration="1ep") as trainer:
         trainer.fit()
         trainer.fit("1ep")
     assert keys(tmp_path) == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
 
 
-def test_caches_are_cleared_by_a_command(tmp_path: Path):
+def test_cache_clear_cmd_runs_before_training(tmp_path: Path):
     command = f'{sys.executable} -c \'open("{tmp_path}/cleared", "w")\''
     with make_trainer(tmp_path / "run", MLPerfCallback("mlperf", 0, cache_clear_cmd=command)) as trainer:
         assert (tmp_path / "cleared").exists()
@@ -285,29 +285,29 @@ def test_caches_are_cleared_by_a_command(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("command", "trouble"),
+    ("command", "reason"),
     [
         ("no-such-command", "cannot be run"),
         (f"{sys.executable} -c 'raise SystemExit(\"no permission\")'", "failed with 1: no permission"),
         ("echo 'open", "cannot be run"),
     ],
 )
-def test_a_command_that_fails_is_an_error(command: str, trouble: str, tmp_path: Path):
+def test_a_failing_cache_clear_cmd_is_an_error(command: str, reason: str, tmp_path: Path):
     with pytest.raises(ValueError) as caught:
         make_trainer(tmp_path, MLPerfCallback("mlperf", 0, cache_clear_cmd=command))
-    assert str(caught.value).startswith(f"cache_clear_cmd={command!r}: ") and trouble in str(caught.value)
+    assert str(caught.value).startswith(f"cache_clear_cmd={command!r}: ") and reason in str(caught.value)
 
 
-def test_a_run_that_never_begins_leaves_nothing(tmp_path: Path):
+def test_an_evaluation_without_training_writes_nothing(tmp_path: Path):
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0)) as trainer:
         trainer.eval()
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_disk_that_is_full_is_reported_once(tmp_path: Path, caplog):
+def test_a_full_disk_gives_one_warning_and_training_continues(tmp_path: Path, caplog):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0)) as trainer:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))  # bytes: enough for what comes before training
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))  # bytes, enough until training starts
         try:
             trainer.fit()
         finally:
@@ -380,7 +380,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlperf_logging", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "mlperf_logging", None)  # as if it were not installed
     message = f"MLPerfCallback needs mlperf_logging, not installed here: {how_to_install('mlperf')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         MLPerfCallback("mlperf", 0)

@@ -14,16 +14,16 @@ from runner.data import TensorLoader
 BATCHES = 6  # an epoch
 
 
-class Spoilt(ClassificationModel):
-    """A model whose loss becomes `value` after a number of batches."""
+class Diverging(ClassificationModel):
+    """Multiplies the loss by a factor after a number of batches."""
 
-    def __init__(self, last: int, then: float):
+    def __init__(self, batches: int, factor: float):
         super().__init__(nn.Linear(5, 3), 3)
-        self.last, self.then, self.seen = last, then, 0
+        self.batches, self.factor, self.trained = batches, factor, 0
 
     def loss(self, outputs, batch):
-        self.seen += self.training
-        return super().loss(outputs, batch) * (1.0 if self.seen <= self.last else self.then)
+        self.trained += self.training
+        return super().loss(outputs, batch) * (1.0 if self.trained <= self.batches else self.factor)
 
 
 class Count(Callback):
@@ -51,7 +51,7 @@ def test_the_run_ends_at_the_first_loss_that_is_not_finite(value: float, batch: 
     count = Count()
     with (
         pytest.raises(FloatingPointError) as caught,
-        make_trainer(count, NaNMonitor(), model=Spoilt(batch - 1, value)) as trainer,
+        make_trainer(count, NaNMonitor(), model=Diverging(batch - 1, value)) as trainer,
     ):
         trainer.fit()
     epoch = 1 + (batch - 1) // BATCHES
@@ -59,32 +59,32 @@ def test_the_run_ends_at_the_first_loss_that_is_not_finite(value: float, batch: 
     assert count.batches == batch
 
 
-def test_a_loss_that_is_finite_is_no_error():
-    with make_trainer(NaNMonitor(), model=Spoilt(3, 1e30)) as trainer:
+def test_a_large_finite_loss_is_no_error():
+    with make_trainer(NaNMonitor(), model=Diverging(3, 1e30)) as trainer:
         trainer.fit()
     assert trainer.state.timestamp.batch == 3 * BATCHES > 0
 
 
-def test_no_checkpoint_has_the_spoilt_weights(tmp_path):
+def test_no_checkpoint_is_saved_after_a_loss_that_is_not_finite(tmp_path):
     saver = CheckpointSaver("1ba", keep=-1)
     with (
         pytest.raises(FloatingPointError),
-        make_trainer(NaNMonitor(), saver, model=Spoilt(3, float("nan")), run_dir=tmp_path) as trainer,
+        make_trainer(NaNMonitor(), saver, model=Diverging(3, float("nan")), run_dir=tmp_path) as trainer,
     ):
         trainer.fit()
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("ep*")) == ["ep0-ba1", "ep0-ba2", "ep0-ba3"]
 
 
-def test_a_resumed_run_names_the_batch_of_the_whole_one(tmp_path):
-    with make_trainer(NaNMonitor(), model=Spoilt(99, 0)) as first:
+def test_the_batch_in_the_error_of_a_resumed_run_counts_from_the_start_of_training(tmp_path):
+    with make_trainer(NaNMonitor(), model=Diverging(99, 0)) as first:
         first.fit(duration="8ba")
         save_checkpoint(first.state, tmp_path / "checkpoint")
-    again = make_trainer(NaNMonitor(), model=Spoilt(2, float("nan")), resume_path=tmp_path / "checkpoint")
-    with pytest.raises(FloatingPointError, match="epoch 2, batch 11 "), again as second:
+    second = make_trainer(NaNMonitor(), model=Diverging(2, float("nan")), resume_path=tmp_path / "checkpoint")
+    with pytest.raises(FloatingPointError, match="epoch 2, batch 11 "), second:
         second.fit()
 
 
-def test_the_rank_where_it_began_is_named(run_ranks):
+def test_the_error_names_the_rank_of_the_first_loss_that_is_not_finite(run_ranks):
     def program():
         import torch
         from torch import nn
@@ -93,7 +93,7 @@ def test_the_rank_where_it_began_is_named(run_ranks):
         from runner.callbacks import NaNMonitor
         from runner.data import TensorLoader
 
-        # Each batch has one sample per rank; the second rank's sample of the fourth batch is spoilt.
+        # Each batch has one sample per rank; the second rank's sample of the fourth batch is NaN.
         inputs = torch.ones(12, 5)
         inputs[7] = float("nan")
         with Trainer(
@@ -113,20 +113,20 @@ def test_the_rank_where_it_began_is_named(run_ranks):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 4, BATCHES, 3 * BATCHES])
-def test_a_gpu_is_not_waited_for(batch: int):
+def test_on_a_gpu_training_stops_by_the_end_of_the_epoch(batch: int):
     count = Count()
-    arguments = {"model": Spoilt(batch - 1, float("nan")), "device": "cuda"}
+    arguments = {"model": Diverging(batch - 1, float("nan")), "device": "cuda"}
     with (
         pytest.raises(FloatingPointError, match=f"batch {batch} "),
         make_trainer(count, NaNMonitor(), **arguments) as trainer,
     ):
         trainer.fit()
-    assert batch <= count.batches <= -(-batch // BATCHES) * BATCHES  # at the latest at the end of the epoch
+    assert batch <= count.batches <= -(-batch // BATCHES) * BATCHES
 
 
 @pytest.mark.gpu
-def test_a_gpu_far_behind_is_waited_for_in_the_end():
-    class Slow(Spoilt):
+def test_the_host_waits_for_a_gpu_that_is_many_batches_behind():
+    class Slow(Diverging):
         def forward(self, batch):
             torch.cuda._sleep(10_000_000)
             return super().forward(batch)

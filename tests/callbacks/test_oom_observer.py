@@ -31,7 +31,7 @@ def test_a_closed_run_is_not_kept_alive(tmp_path: Path):
     del trainer
     gc.collect()
     assert model() is None
-    observer.observe()  # as torch may still do
+    observer.observe()  # torch may still call it
     assert [*tmp_path.iterdir()] == []
 
 
@@ -43,15 +43,15 @@ def test_arguments_are_checked(max_entries: Any):
 
 
 @pytest.mark.gpu
-def test_a_snapshot_is_written_when_memory_does_not_suffice(tmp_path: Path):
-    class TakesAll(Callback):
+def test_an_out_of_memory_error_writes_a_snapshot(tmp_path: Path):
+    class RunsOutOfMemory(Callback):
         def batch_start(self, state, logger):
             if state.timestamp.batch == 3:
                 self.held = torch.ones(3_000_000, device="cuda")
                 torch.empty(2**50, device="cuda", dtype=torch.uint8)
 
     memory = InMemoryLogger()
-    trainer = make_trainer(tmp_path, OOMObserver(), TakesAll(), device="cuda", loggers=[memory])
+    trainer = make_trainer(tmp_path, OOMObserver(), RunsOutOfMemory(), device="cuda", loggers=[memory])
     with pytest.raises(torch.OutOfMemoryError):
         trainer.fit()
     (path,) = (tmp_path / "oom_observer").iterdir()
@@ -62,7 +62,7 @@ def test_a_snapshot_is_written_when_memory_does_not_suffice(tmp_path: Path):
     names = {frame["name"] for entry in entries if entry["size"] >= 12_000_000 for frame in entry["frames"]}
     assert "batch_start" in names
     assert any(entry["action"] == "oom" for entry in entries)
-    # It stays attached, but does nothing after its run.
+    # The observer stays attached, but does nothing after its run.
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2**50, device="cuda", dtype=torch.uint8)
     assert [*(tmp_path / "oom_observer").iterdir()] == [path]

@@ -19,7 +19,7 @@ from runner.data import TensorLoader
 
 
 class Save(Callback):
-    """Saves a checkpoint after some slow batches."""
+    """Waits after a batch, and saves a checkpoint."""
 
     def __init__(self, stop: str, path: Path):
         self.stop, self.path = int(stop.removesuffix("ba")), path
@@ -42,7 +42,7 @@ def make_trainer(**arguments: Any) -> Trainer:
 
 
 def table(text: str) -> list[dict[str, str]]:
-    """Return the lines of a table as cells by title; a cell and the title of its column end at the same position."""
+    """Return the rows of a table as cells by title; each cell is aligned to the right edge of its title."""
     title, *lines = text.splitlines()
     assert title.split()[:2] == ["epoch", "batch"], text
     ends = [(match[0].strip(), match.end()) for match in re.finditer(r"  +\S+(?: \S+)*|^ *\S+", title)]
@@ -52,17 +52,17 @@ def table(text: str) -> list[dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All columns fit."""
+    """Make the terminal wide enough for all columns."""
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_each_epoch_is_a_line_with_its_metrics(capsys):
+def test_each_epoch_has_a_line_with_its_metrics(capsys):
     memory = InMemoryLogger()
     with make_trainer(loggers=[memory]) as trainer:
         trainer.fit()
     rows = table(capsys.readouterr().out)
     losses = [value for _, value in memory.data["loss/train/total"]]
-    assert [row["epoch"] for row in rows] == [f"{number}/11".rjust(5).strip() for number in range(1, 12)]
+    assert [row["epoch"] for row in rows] == [f"{number}/11" for number in range(1, 12)]
     assert [row["batch"] for row in rows] == [f"{3 * number}/33" for number in range(1, 12)]
     for epoch, row in enumerate(rows):
         assert row["epoch loss"] == f"{sum(losses[3 * epoch : 3 * epoch + 3]) / 3:.4f}"
@@ -74,7 +74,7 @@ def test_each_epoch_is_a_line_with_its_metrics(capsys):
     assert rows[-1]["left"] == "0.0 s"
 
 
-def test_each_evaluation_in_an_epoch_is_a_line(capsys):
+def test_each_evaluation_inside_an_epoch_has_a_line(capsys):
     with make_trainer(max_duration="2ep", eval_interval="2ba") as trainer:
         trainer.fit()
     rows = table(capsys.readouterr().out)
@@ -84,7 +84,7 @@ def test_each_evaluation_in_an_epoch_is_a_line(capsys):
     assert [row["epoch"] for row in rows] == ["1/2", "1/2", "2/2", "2/2"]
 
 
-def test_the_end_of_a_run_may_be_inside_an_epoch(capsys):
+def test_a_run_that_ends_inside_an_epoch_has_a_line_for_it(capsys):
     with make_trainer(max_duration="4ba", eval_interval=0) as trainer:
         trainer.fit()
         rows = table(capsys.readouterr().out)
@@ -95,36 +95,34 @@ def test_the_end_of_a_run_may_be_inside_an_epoch(capsys):
 
 
 @pytest.mark.parametrize(
-    ("duration", "length", "parts"),
+    ("duration", "is_sized", "batches"),
     [
-        ("2ep", 3, ["3/6", "6/6"]),
-        ("17sp", 3, ["3/5", "5/5"]),
-        ("2ep", None, ["3/6", "6/6"]),
-        ("3600sec", 3, ["3", "6"]),
+        ("2ep", True, ["3/6", "6/6"]),
+        ("17sp", True, ["3/5", "5/5"]),
+        ("2ep", False, ["3/6", "6/6"]),
+        ("3600sec", True, ["3", "6"]),
     ],
 )
-def test_the_total_is_where_training_ends(capsys, duration: str, length: int | None, parts: list[str]):
-    class Batches:
-        def __iter__(self):
-            return iter([(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 3)
+def test_the_total_of_batches_follows_from_the_duration(capsys, duration: str, is_sized: bool, batches: list[str]):
+    sized = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 3
 
-    class Counted(Batches):
-        def __len__(self) -> int:
-            return 3
+    class Unsized:
+        def __iter__(self):
+            return iter(sized)
 
     class Stop(Callback):
         def epoch_end(self, state, logger):
             if state.timestamp.epoch == 2:
                 state.stop_training()
 
-    loader = Batches() if length is None else Counted()
+    loader = sized if is_sized else Unsized()
     arguments = {"train_dataloader": loader, "eval_dataloader": None, "max_duration": duration}
     with make_trainer(callbacks=[ProgressBar(), Stop()], **arguments) as trainer:
         trainer.fit()
-    assert [row["batch"] for row in table(capsys.readouterr().out)] == parts
+    assert [row["batch"] for row in table(capsys.readouterr().out)] == batches
 
 
-def test_the_time_left_is_that_of_the_run(capsys, steady):
+def test_the_time_left_includes_evaluations(capsys, steady):
     class Slow(Callback):
         def batch_start(self, state, logger):
             time.sleep(2.0)
@@ -140,7 +138,7 @@ def test_the_time_left_is_that_of_the_run(capsys, steady):
     assert [row["batch/s"] for row in rows] == ["0.50"] * 3  # without the evaluations
 
 
-def test_a_slow_beginning_is_forgotten(capsys, steady):
+def test_a_slow_first_epoch_is_soon_left_out_of_the_time_left(capsys, steady):
     class Slow(Callback):
         def batch_start(self, state, logger):
             time.sleep(100.0 if state.timestamp.epoch == 0 else 1.0)
@@ -162,11 +160,11 @@ def test_a_resumed_run_shows_the_loss_of_the_whole_epoch(capsys, tmp_path: Path,
         return [{key: cell for key, cell in row.items() if key not in times} for row in rows]
 
     whole = fit(callbacks=[ProgressBar(), Save(stop, tmp_path / "checkpoint")])
-    again = fit(resume_path=tmp_path / "checkpoint")
-    assert len(again) == 2 and again == whole[1:]
+    resumed = fit(resume_path=tmp_path / "checkpoint")
+    assert len(resumed) == 2 and resumed == whole[1:]
 
 
-def test_a_run_that_fails_still_shows_the_epochs_that_it_finished(capsys):
+def test_a_failed_run_shows_its_finished_epochs(capsys):
     class Broken(ClassificationModel):
         def loss(self, outputs, batch):
             if self.training and state.timestamp.epoch == 2:
@@ -188,7 +186,7 @@ def test_a_run_that_fails_still_shows_the_epochs_that_it_finished(capsys):
         (80, ["epoch", "batch", "epoch loss", "train Accuracy", "eval loss", "eval Accuracy", "left"]),
     ],
 )
-def test_the_least_important_columns_are_dropped(capsys, monkeypatch, width: int, titles: list[str]):
+def test_a_narrow_terminal_drops_the_least_important_columns(capsys, monkeypatch, width: int, titles: list[str]):
     monkeypatch.setenv("COLUMNS", str(width))
     with make_trainer(max_duration="1ep") as trainer:
         trainer.fit()
@@ -197,7 +195,7 @@ def test_the_least_important_columns_are_dropped(capsys, monkeypatch, width: int
     assert max(map(len, lines)) <= width and lines == [line.rstrip() for line in lines]
 
 
-def test_a_metric_of_several_elements_leaves_the_table(capsys):
+def test_a_metric_with_several_elements_is_left_out_of_the_table(capsys):
     class PerClass(ClassificationModel):
         def metrics(self, train):
             return {} if train else {"PerClass": MulticlassAccuracy(2, average=None), "Accuracy": MulticlassAccuracy(2)}
@@ -208,8 +206,8 @@ def test_a_metric_of_several_elements_leaves_the_table(capsys):
     assert "PerClass" not in title and "eval Accuracy" in title and len(rows) == 2
 
 
-def test_where_no_bar_is_drawn_a_silence_is_ended(capsys):
-    spoken = threading.Event()
+def test_without_a_terminal_a_long_epoch_prints_lines_at_an_interval(capsys):
+    printed = threading.Event()
 
     class Wait(Callback):
         def batch_end(self, state, logger):
@@ -218,12 +216,12 @@ def test_where_no_bar_is_drawn_a_silence_is_ended(capsys):
                     time.sleep(0.01)
                 line = next(line for line in shown.splitlines() if "2/33" in line)
                 assert line.split()[:2] == ["1/11", "2/33"]
-                spoken.set()
+                printed.set()
                 state.stop_training()
 
     with make_trainer(callbacks=[ProgressBar(line_interval=0.03), Wait()]) as trainer:
         trainer.fit()
-    assert spoken.is_set()
+    assert printed.is_set()
 
 
 PROGRAM = """
@@ -232,7 +230,7 @@ from torch import nn
 from runner.callbacks import ProgressBar
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 
-now = [0.0]  # seconds of a clock that goes on by 0.02 a batch
+now = [0.0]  # seconds; each batch advances the clock by 0.02
 time.perf_counter = lambda: now[0]
 
 class OnRequest:
@@ -264,20 +262,20 @@ def plain(output: str) -> str:
 
 
 def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay(tmp_path: Path):
-    asked: set[str] = set()
+    drawn: set[str] = set()
 
-    def ask(written: str, process: Any) -> None:
+    def request_batches(written: str, process: Any) -> None:
         # Each batch waits until the number of batches before it is drawn, so that no number is skipped.
-        seen = {*re.findall(r" [123]/3 +(\d+)/30 ", plain(written))}
-        process.stdin.write(b"\n" * len(seen - asked - {"30"}))  # after the last batch, it may have ended
+        numbers = {*re.findall(r" [123]/3 +(\d+)/30 ", plain(written))}
+        process.stdin.write(b"\n" * len(numbers - drawn - {"30"}))  # after the last batch, the process may have ended
         process.stdin.flush()
-        asked.update(seen)
+        drawn.update(numbers)
 
-    code, output = on_terminal(["-c", PROGRAM], 100, tmp_path, react=ask)
+    code, output = on_terminal(["-c", PROGRAM], 100, tmp_path, react=request_batches)
     assert code == 0
     text = plain(output)
-    shown = {int(number) for number in re.findall(r" [123]/3 +(\d+)/30 ", text)}
-    assert shown == set(range(31))
+    numbers = {int(number) for number in re.findall(r" [123]/3 +(\d+)/30 ", text)}
+    assert numbers == set(range(31))
     rows = table(screen(output).removesuffix("\ndone\n"))
     assert [(row["epoch"], row["batch"]) for row in rows] == [("1/3", "10/30"), ("2/3", "20/30"), ("3/3", "30/30")]
     assert [row["batch/s"] for row in rows] == ["50.0"] * 3

@@ -1,4 +1,4 @@
-"""Lines of progress between epochs; tests/promises/test_programs.py has the others."""
+"""Lines of progress between epochs; tests/promises/test_programs.py covers the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner import Timestamp
 from runner.callbacks import ProgressLines, progress_lines
 
 
-def test_a_line_comes_when_nothing_else_has_for_a_while(tmp_path: Path, monkeypatch: Any):
+def test_an_alive_line_is_written_after_30_seconds_without_a_line(tmp_path: Path, monkeypatch: Any):
     state: Any = SimpleNamespace(timestamp=Timestamp(), metric_values={}, run_dir=tmp_path)
     logger: Any = None
     clock = [100.0]

@@ -8,17 +8,17 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 from runner.algorithms import GradientClipping
-from runner.callbacks import InMemoryLogger, OptimizerMonitor
+from runner.callbacks import InMemoryLogger, OptimizerMonitor, _thinning
 from runner.callbacks.optimizer_monitor import l2_norms
 from runner.data import TensorLoader
 
 
 class ByHand(Callback):
-    """Computes the same norms parameter by parameter, in 64 bits."""
+    """Computes the same norms one parameter at a time, in float64."""
 
     def __init__(self, moment: str = "exp_avg"):
         self.moment = moment
-        self.found: dict[int, dict[str, float]] = {}
+        self.norms: dict[int, dict[str, float]] = {}
 
     def after_train_batch(self, state, logger):
         named = state.unwrapped_model.named_parameters()
@@ -26,15 +26,15 @@ class ByHand(Callback):
         self.before = {name: parameter.detach().clone() for name, parameter in state.unwrapped_model.named_parameters()}
 
     def batch_end(self, state, logger):
-        found = self.found[state.timestamp.batch] = {}
+        norms = self.norms[state.timestamp.batch] = {}
         for name, parameter in state.unwrapped_model.named_parameters():
-            kept = state.optimizers[0].state[parameter]
-            found[f"l2_norm/grad/{name}"] = norm(self.gradients[name])
+            optimizer_state = state.optimizers[0].state[parameter]
+            norms[f"l2_norm/grad/{name}"] = norm(self.gradients[name])
             if self.moment:
-                found[f"l2_norm/param/{name}"] = norm(parameter)
-                found[f"l2_norm/update/{name}"] = norm(parameter - self.before[name])
-                found[f"l2_norm/moment/{name}"] = norm(kept[self.moment])
-        found["l2_norm/grad/global"] = sum(norm(gradient) ** 2 for gradient in self.gradients.values()) ** 0.5
+                norms[f"l2_norm/param/{name}"] = norm(parameter)
+                norms[f"l2_norm/update/{name}"] = norm(parameter - self.before[name])
+                norms[f"l2_norm/moment/{name}"] = norm(optimizer_state[self.moment])
+        norms["l2_norm/grad/global"] = sum(norm(gradient) ** 2 for gradient in self.gradients.values()) ** 0.5
 
 
 def norm(tensor: torch.Tensor) -> float:
@@ -58,12 +58,12 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMem
 
 def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
     """Return the norms by step and key."""
-    found: dict[int, dict[str, float]] = {}
+    norms: dict[int, dict[str, float]] = {}
     for key, series in memory.data.items():
         if key.startswith("l2_norm/"):
             for timestamp, value in series:
-                found.setdefault(timestamp.batch, {})[key] = value
-    return found
+                norms.setdefault(timestamp.batch, {})[key] = value
+    return norms
 
 
 OPTIMIZERS = {
@@ -79,21 +79,21 @@ OPTIMIZERS = {
     [{}, {"grad_accum": 2}, {"algorithms": [GradientClipping("norm", 0.1)]}],
     ids=["plain", "accum", "clip"],
 )
-def test_norms_equal_those_computed_one_by_one(moment: str, arguments: dict):
+def test_norms_equal_those_computed_by_hand_in_float64(moment: str, arguments: dict):
     by_hand = ByHand(moment)
     arguments = {"optimizers": OPTIMIZERS[moment], **arguments}
     trainer, memory = make_trainer(by_hand, OptimizerMonitor(batch_log_interval=3), **arguments)
     with trainer:
         trainer.fit()
-    found = logged(memory)
-    assert [*found] == [3, 6, 9]
-    for step, norms in found.items():
-        assert norms == pytest.approx(by_hand.found[step], rel=1e-5)
+    steps = logged(memory)
+    assert [*steps] == [3, 6, 9]
+    for step, norms in steps.items():
+        assert norms == pytest.approx(by_hand.norms[step], rel=1e-5)
         if arguments.get("algorithms"):
             assert norms["l2_norm/grad/global"] <= 0.1001
 
 
-def test_gradients_only():
+def test_without_optimizer_metrics_only_gradients_are_logged():
     trainer, memory = make_trainer(OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=5))
     with trainer:
         trainer.fit()
@@ -103,16 +103,16 @@ def test_gradients_only():
     }
 
 
-def test_the_momenta_that_the_first_step_makes_are_logged():
+def test_moments_are_logged_from_the_first_batch_on():
     trainer, memory = make_trainer(OptimizerMonitor(batch_log_interval=1))
     with trainer:
         trainer.fit()
-    found = logged(memory)
-    assert "l2_norm/moment/module.0.weight" in found[1]
-    assert found[1].keys() == found[2].keys()
+    norms = logged(memory)
+    assert "l2_norm/moment/module.0.weight" in norms[1]
+    assert norms[1].keys() == norms[2].keys()
 
 
-def test_watching_changes_no_weight():
+def test_logging_norms_does_not_change_training():
     weights = []
     for callbacks in ([], [OptimizerMonitor(batch_log_interval=1)]):
         trainer, _ = make_trainer(*callbacks)
@@ -132,7 +132,7 @@ def test_parameters_without_a_gradient_are_left_out():
     assert {key.rpartition("/")[2] for key in norms} == {"global", "module.2.weight", "module.2.bias"}
 
 
-def test_a_resumed_run_logs_the_same_as_the_whole_one(tmp_path):
+def test_a_resumed_run_logs_the_same_as_an_uninterrupted_one(tmp_path):
     whole, memory = make_trainer(OptimizerMonitor(batch_log_interval=4))
     with whole:
         whole.fit()
@@ -147,7 +147,7 @@ def test_a_resumed_run_logs_the_same_as_the_whole_one(tmp_path):
     assert logged(memory) == {8: expected[8]}
 
 
-def test_weights_in_16_bits_have_norms_in_32():
+def test_norms_of_16_bit_tensors_are_float32():
     tensors = [torch.full((10_000,), 0.01, dtype=torch.bfloat16), torch.full((3,), 300.0, dtype=torch.float16)]
     for group in ([tensors[0]], [tensors[1]], tensors):
         norms = l2_norms(group)
@@ -169,13 +169,13 @@ def test_sparse_gradients_have_norms_too():
     )
     with trainer:
         trainer.fit()
-        seen = [parameter.grad.to_dense() for parameter in model.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad.to_dense() for parameter in model.parameters() if parameter.grad is not None]
     (norms,) = logged(memory).values()
-    assert norms["l2_norm/grad/module.0.weight"] == pytest.approx(norm(seen[0]))
-    assert norms["l2_norm/grad/global"] == pytest.approx(sum(norm(gradient) ** 2 for gradient in seen) ** 0.5)
+    assert norms["l2_norm/grad/module.0.weight"] == pytest.approx(norm(gradients[0]))
+    assert norms["l2_norm/grad/global"] == pytest.approx(sum(norm(gradient) ** 2 for gradient in gradients) ** 0.5)
 
 
-def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ranks):
+def test_ranks_log_norms_of_the_whole_batch_and_of_whole_sharded_tensors(run_ranks):
     def program():
         import torch
         import torch.distributed as dist
@@ -224,9 +224,11 @@ def test_arguments_are_checked(value: Any):
         OptimizerMonitor(batch_log_interval=value)
 
 
-def test_by_default_it_looks_often_at_first_and_rarely_later():
+def test_the_default_interval_is_10_batches_at_first_and_100_later(monkeypatch: pytest.MonkeyPatch):
+    assert [_thinning.next_measurement(10, batch) for batch in (25, 990, 1000, 1150)] == [30, 1000, 1100, 1200]
+    monkeypatch.setattr(_thinning, "DENSE", 30)
     trainer, memory = make_trainer(OptimizerMonitor(), max_duration="25ba")
     with trainer:
         trainer.fit()
-        trainer.fit(duration="1190ba")  # goes on at batch 25
-    assert [*logged(memory)] == [*range(10, 1001, 10), 1100, 1200]
+        trainer.fit(duration="180ba")  # continues at batch 25
+    assert [*logged(memory)] == [10, 20, 30, 100, 200]

@@ -13,13 +13,13 @@ from runner import Callback, ClassificationModel, Evaluator, Trainer, save_check
 from runner.callbacks import InMemoryLogger, RuntimeEstimator
 from runner.callbacks.runtime_estimator import runs_left
 
-BATCH = 0.06  # seconds that a batch takes to read
-EVALUATION = 0.15  # seconds of each batch of an evaluation
+BATCH = 0.06  # seconds to load a batch
+EVALUATION = 0.15  # seconds to evaluate a batch
 KEY = "time/remaining_estimate"
 
 
 class Slow(ClassificationModel):
-    """Slow to evaluate."""
+    """Takes `EVALUATION` seconds to evaluate a batch."""
 
     def __init__(self):
         super().__init__(nn.Linear(3, 2), 2)
@@ -33,14 +33,14 @@ class Slow(ClassificationModel):
 
 
 class Quick(Slow):
-    """Quick to evaluate."""
+    """Evaluates batches without waiting."""
 
     def eval_forward(self, batch, outputs=None):
         return self(batch)
 
 
 class SlowLoader:
-    """A loader of `batches` batches of four samples; the first takes longer."""
+    """A loader of `batches` batches of four samples; the first takes ten times as long."""
 
     def __init__(self, batches: int, seconds: float = BATCH):
         self.batches = batches
@@ -57,26 +57,26 @@ class SlowLoader:
             yield torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 
 
-class Unknown(SlowLoader):
+class Unsized(SlowLoader):
     """A loader without a length."""
 
     __len__ = None  # type: ignore[assignment]
 
 
 class Clock(Callback):
-    """Keeps when each batch ended, and how often each evaluator had run and was still to run."""
+    """Records the end of each batch, and how many evaluations of the first evaluator were done and left then."""
 
     def __init__(self, batches: int = 0) -> None:
         self.batches = batches
         self.ended: list[float] = []
         self.runs = 0
-        self.counted: list[tuple[int, int]] = []
+        self.evaluations: list[tuple[int, int]] = []
 
     def batch_end(self, state, logger):
         self.ended.append(time.perf_counter())
         (evaluator, *_) = state.evaluators or [None]
         if evaluator is not None and self.batches:
-            self.counted.append((self.runs, runs_left(evaluator, state, self.batches)))
+            self.evaluations.append((self.runs, runs_left(evaluator, state, self.batches)))
 
     def eval_end(self, state, logger):
         self.runs += state.dataloader_label == state.evaluators[0].label
@@ -100,12 +100,9 @@ def sample(batches: int) -> list[Any]:
 
 
 @pytest.mark.usefixtures("steady")
-def test_the_estimate_is_right_half_way():
+def test_the_estimate_equals_the_remaining_time_of_the_run():
     clock, memory = Clock(), InMemoryLogger()
-    evaluators = [
-        Evaluator("eval", sample(1)),
-        Evaluator("long", sample(6), eval_interval="3ep"),
-    ]  # at 3, 6 and the end
+    evaluators = [Evaluator("eval", sample(1)), Evaluator("long", sample(6), eval_interval="3ep")]  # and at the end
     monitor = RuntimeEstimator(time_unit="seconds")
     with make_trainer(clock, monitor, eval_dataloader=evaluators, loggers=[memory]) as trainer:
         trainer.fit()
@@ -138,19 +135,19 @@ def test_without_evaluations_the_estimate_falls_by_the_time_of_a_batch(unit: int
 @pytest.mark.parametrize(
     "interval", ["1ep", "3ep", "1ba", "4ba", "7ba", "16sp", "60tok", "0.25dur", "0.3dur", "0.1dur", 0, 2]
 )
-def test_evaluations_still_to_come_are_counted(max_duration: str, batches: int, interval: Any):
+def test_runs_left_is_the_number_of_later_evaluations(max_duration: str, batches: int, interval: Any):
     clock = Clock(batches)
     evaluators = [Evaluator("eval", sample(1), eval_interval=interval)]
     arguments = {"train_dataloader": SlowLoader(5, 0.0), "eval_dataloader": evaluators, "max_duration": max_duration}
     with make_trainer(clock, model=Quick(), **arguments) as trainer:
         trainer.fit()
-    assert [ran + left for ran, left in clock.counted] == [clock.runs] * len(clock.counted)
+    assert [done + left for done, left in clock.evaluations] == [clock.runs] * len(clock.evaluations)
 
 
 @pytest.mark.usefixtures("steady")
-def test_a_loader_without_a_length_is_as_long_as_its_last_epoch():
+def test_a_loader_without_a_length_is_estimated_by_its_last_epoch():
     memory, clock = InMemoryLogger(), Clock()
-    arguments = {"train_dataloader": Unknown(5), "max_duration": "4ep", "loggers": [memory]}
+    arguments = {"train_dataloader": Unsized(5), "max_duration": "4ep", "loggers": [memory]}
     with make_trainer(clock, RuntimeEstimator(time_unit="seconds"), **arguments) as trainer:
         trainer.fit()
     steps, values = memory.get_timeseries(KEY)
@@ -160,18 +157,18 @@ def test_a_loader_without_a_length_is_as_long_as_its_last_epoch():
 
 
 @pytest.mark.usefixtures("steady")
-def test_a_run_of_few_short_batches_has_values_too():
+def test_a_run_of_few_short_batches_has_estimates():
     memory, loader = InMemoryLogger(), SlowLoader(4, 0.004)
     loader.first = 0.0
     arguments = {"train_dataloader": loader, "max_duration": "4ba", "loggers": [memory]}
     with make_trainer(RuntimeEstimator(time_unit="seconds"), **arguments) as trainer:
         trainer.fit()
     steps, values = memory.get_timeseries(KEY)
-    assert steps == [2, 4]  # from when a rate is known, and at the end
+    assert steps == [2, 4]  # once the rate is known, and at the end
     assert values == pytest.approx([2 * 0.004, 0])
 
 
-def test_a_run_that_is_stopped_has_nothing_left():
+def test_the_last_estimate_of_a_stopped_run_is_zero():
     class Stop(Callback):
         def batch_end(self, state, logger):
             if state.timestamp.batch == 7:
@@ -185,19 +182,18 @@ def test_a_run_that_is_stopped_has_nothing_left():
     assert values[-2] > 0 and values[-1] == 0
 
 
-def test_the_estimate_comes_from_a_real_clock():
+def test_the_estimate_by_a_real_clock_is_at_least_the_loading_time():
     memory, loader = InMemoryLogger(), SlowLoader(5)
     with make_trainer(RuntimeEstimator(0, "seconds"), train_dataloader=loader, loggers=[memory]) as trainer:
         trainer.fit("1ep")
     steps, values = memory.get_timeseries(KEY)
-    began = 10 * BATCH  # the first batch takes as long
-    left = [(5 - step) * (began + (step - 1) * BATCH) / step for step in range(1, 6)]
+    left = [(5 - step) * (10 * BATCH + (step - 1) * BATCH) / step for step in range(1, 6)]  # the first is slow
     assert steps == [*range(1, 6)]
     assert all(value >= least for value, least in zip(values, left, strict=True))
 
 
 @pytest.mark.usefixtures("steady")
-def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path):
+def test_a_resumed_run_estimates_from_rates_before_the_checkpoint(tmp_path):
     arguments = {"eval_dataloader": Evaluator("eval", sample(4)), "max_duration": "4ep"}
     with make_trainer(RuntimeEstimator(time_unit="seconds"), **arguments) as first:
         first.fit(duration="2ep")
@@ -207,8 +203,8 @@ def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path):
     with make_trainer(clock, RuntimeEstimator(time_unit="seconds"), **arguments) as second:
         second.fit()
     steps, values = memory.get_timeseries(KEY)
-    assert steps[0] == 11  # at once: the rate is known
-    # Evaluations count although none has run since; the slow first batch does not.
+    assert steps[0] == 11  # from the first batch, because the rate is known
+    # Evaluations count, although none has run since the checkpoint; the slow first batch does not count.
     assert values[0] == pytest.approx(clock.over - clock.ended[0], rel=1e-6)
 
 
@@ -224,7 +220,7 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
         from runner.data import TensorLoader
 
         now = [0.0]
-        time.perf_counter = lambda: now[0]  # of each rank its own, however busy the machine is
+        time.perf_counter = lambda: now[0]  # a clock of each rank, independent of the machine's load
 
         class Wait(Callback):
             def batch_start(self, state, logger):

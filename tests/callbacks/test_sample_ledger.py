@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
 
 
 class Watch(Callback):
-    """Computes the loss and the prediction of each sample before each step, as the ledger should."""
+    """Computes what the ledger should record: the loss and prediction of each sample before each step."""
 
     def __init__(self):
         self.losses: list[Tensor] = []
@@ -54,49 +55,49 @@ class Watch(Callback):
             self.predictions.append(torch.zeros(22, dtype=torch.int64))
         images, targets = make_data()
         loader: Any = state.train_dataloader
-        mine = loader.order.indices(state.timestamp.epoch, state.timestamp.batch_in_epoch)
+        indices = loader.order.indices(state.timestamp.epoch, state.timestamp.batch_in_epoch)
         with torch.no_grad():
-            logits = state.unwrapped_model((images[mine], targets[mine]))
-        self.losses[-1][mine] = F.cross_entropy(logits, targets[mine], reduction="none")
-        self.predictions[-1][mine] = logits.argmax(dim=1)
+            logits = state.unwrapped_model((images[indices], targets[indices]))
+        self.losses[-1][indices] = F.cross_entropy(logits, targets[indices], reduction="none")
+        self.predictions[-1][indices] = logits.argmax(dim=1)
 
 
 @pytest.mark.parametrize(
     "arguments", [{}, {"grad_accum": 3}, {"algorithms": LabelSmoothing(0.2)}], ids=["plain", "microbatches", "smoothed"]
 )
-def test_every_epoch_has_the_loss_of_every_sample_before_its_step(tmp_path: Path, arguments: dict[str, Any]):
+def test_each_epoch_has_the_loss_of_each_sample_before_its_step(tmp_path: Path, arguments: dict[str, Any]):
     watch = Watch()
     memory = InMemoryLogger()
     with make_trainer(tmp_path, watch, SampleLedger(0.25), loggers=[memory], **arguments) as trainer:
         trainer.fit()
     for number, (losses, predictions) in enumerate(zip(watch.losses, watch.predictions, strict=True)):
-        found = read(tmp_path / "sample_ledger" / f"epoch-{number + 1:04}.parquet")
-        assert found["sample"].tolist() == [*range(22)]
-        torch.testing.assert_close(found["loss"], losses)
-        assert torch.equal(found["prediction"], predictions)
-    found = read(tmp_path / "sample_ledger" / "samples.parquet")
+        epoch = read(tmp_path / "sample_ledger" / f"epoch-{number + 1:04}.parquet")
+        assert epoch["sample"].tolist() == [*range(22)]
+        torch.testing.assert_close(epoch["loss"], losses)
+        assert torch.equal(epoch["prediction"], predictions)
+    samples = read(tmp_path / "sample_ledger" / "samples.parquet")
     mean = torch.stack(watch.losses).mean(dim=0)
-    torch.testing.assert_close(found["mean_loss"].float(), mean)
-    torch.testing.assert_close(found["last_loss"], watch.losses[-1])
-    assert torch.equal(found["label"], make_data()[1])
+    torch.testing.assert_close(samples["mean_loss"].float(), mean)
+    torch.testing.assert_close(samples["last_loss"], watch.losses[-1])
+    assert torch.equal(samples["label"], make_data()[1])
     assert memory.artifacts == [(str(tmp_path / "sample_ledger" / "samples.parquet"), "sample_ledger")]
     table = memory.tables["sample_ledger"]
     assert table["columns"] == ["sample", "label", "prediction", "mean_loss", "last_loss", "learned", "forgotten"]
     assert [row[0] for row in table["rows"]] == mean.argsort(descending=True)[:6].tolist()
 
 
-def test_the_ledger_changes_no_number(tmp_path: Path):
+def test_the_ledger_does_not_change_training(tmp_path: Path):
     weights = []
     for callbacks in ([], [SampleLedger()]):
-        with make_trainer(
-            tmp_path, *callbacks, model=ClassificationModel(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), 3)
-        ) as trainer:
+        torch.manual_seed(0)
+        model = ClassificationModel(nn.Sequential(nn.Linear(4, 3), nn.Dropout()), 3)
+        with make_trainer(tmp_path, *callbacks, model=model) as trainer:
             trainer.fit()
         weights.append(trainer.state.unwrapped_model.state_dict()["module.0.weight"])
     assert torch.equal(*weights)
 
 
-def test_learned_is_the_first_right_epoch_and_forgotten_counts_each_loss_of_it():
+def test_learned_is_the_first_correct_epoch_and_forgotten_counts_relapses():
     history = new_history(3)
     label = torch.tensor([1, 1, 1], dtype=torch.int32)
     for epoch, predictions in enumerate([[0, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1]]):
@@ -116,22 +117,22 @@ def test_worst_samples_have_the_highest_losses_and_nan_comes_first():
     assert worst_samples([], 3).tolist() == []
 
 
-def test_samples_never_seen_are_no_suspects():
+def test_unseen_samples_are_not_suspects():
     seen = torch.tensor([True, False, True])
     history = add_epoch(new_history(3), torch.tensor([0.1, 0.0, 0.2]), None, seen, 1)
     assert find_suspects(history, 1.0).tolist() == [2, 0]
 
 
-def test_wrong_labels_are_named(tmp_path: Path):
+def test_most_wrong_labels_are_among_the_suspects(tmp_path: Path):
     """Of 5 % wrong labels, at least 80 % are among the 8 % suspects."""
     train, wrong = flip_labels(seed=0)
     images, labels = train.tensors
     memory = keep_ledger(train, seed=0, run_dir=tmp_path)
-    named = [row[0] for row in memory.tables["sample_ledger"]["rows"]]
-    assert len(named) == round(0.08 * len(labels))
-    assert len({*named} & {*wrong.tolist()}) >= 0.8 * len(wrong)
+    suspects = [row[0] for row in memory.tables["sample_ledger"]["rows"]]
+    assert len(suspects) == round(0.08 * len(labels))
+    assert len({*suspects} & {*wrong.tolist()}) >= 0.8 * len(wrong)
     (logged,) = memory.images["sample_ledger/suspects"]
-    first = named[0]
+    first = suspects[0]
     assert logged["images"].shape == (16, 8, 8, 1)
     assert logged["captions"][0].startswith(f"sample {first}: label {int(labels[first])}, prediction ")
     shown = images[first, 0] - images[first].min()
@@ -141,7 +142,7 @@ def test_wrong_labels_are_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [False, True])
-def test_texts_are_shown_as_texts(tmp_path: Path, workers: bool):
+def test_samples_of_tokens_are_shown_as_texts(tmp_path: Path, workers: bool):
     tokens = torch.tensor([[*f"text {number}".encode()] for number in range(8)])
     tensors = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     memory = InMemoryLogger()
@@ -158,7 +159,7 @@ def test_texts_are_shown_as_texts(tmp_path: Path, workers: bool):
     assert [row[3] for row in table["rows"]] == [*(f"text {row[0]}"[:-1] for row in table["rows"][:2]), "", ""]
 
 
-def test_a_run_that_ends_within_an_epoch_counts_what_it_saw_and_goes_on(tmp_path: Path):
+def test_a_run_that_ends_inside_an_epoch_records_that_part_and_continues(tmp_path: Path):
     ledger = SampleLedger()
     with make_trainer(tmp_path / "cut", ledger, max_duration="2ba") as trainer:
         trainer.fit()
@@ -172,7 +173,9 @@ def test_a_run_that_ends_within_an_epoch_counts_what_it_saw_and_goes_on(tmp_path
     )
 
 
-def test_ranks_and_a_resume_within_an_epoch_give_the_same_ledger(tmp_path: Path, run_ranks):
+def test_the_ledger_does_not_depend_on_ranks_or_a_resume_inside_an_epoch(
+    tmp_path: Path, run_ranks, monkeypatch: pytest.MonkeyPatch
+):
     def program() -> None:
         import sys
 
@@ -201,18 +204,26 @@ def test_ranks_and_a_resume_within_an_epoch_give_the_same_ledger(tmp_path: Path,
             if save:
                 save_checkpoint(trainer.state, save)
 
-    run_ranks(program, 1, "whole", "3ep", "", "")
-    for ranks in ((2, 2), (2, 1), (1, 2)):
-        name = f"{ranks[0]}-{ranks[1]}"
-        run_ranks(program, ranks[0], f"{name}-cut", "8ba", "", name)
-        run_ranks(program, ranks[1], f"{name}-on", "3ep", name, "")
+    def train(ranks: int, *arguments: str) -> None:
+        if ranks > 1:
+            run_ranks(program, ranks, *arguments)
+        else:
+            monkeypatch.setattr(sys, "argv", ["", *arguments])
+            program()
+
+    monkeypatch.chdir(tmp_path)
+    train(1, "whole", "3ep", "", "")
+    for ranks in (1, 2):
+        train(ranks, f"cut-{ranks}", "8ba", "", f"checkpoint-{ranks}")
+    for first, second in ((2, 2), (2, 1), (1, 2)):
+        train(second, f"{first}-{second}", "3ep", f"checkpoint-{first}", "")
         for file in ("epoch-0002", "epoch-0003", "samples"):
-            whole, found = (
-                read(tmp_path / folder / "sample_ledger" / f"{file}.parquet") for folder in ("whole", f"{name}-on")
+            whole, resumed = (
+                read(Path(run, "sample_ledger", f"{file}.parquet")) for run in ("whole", f"{first}-{second}")
             )
-            assert whole.keys() == found.keys()
+            assert whole.keys() == resumed.keys()
             for column in whole:
-                torch.testing.assert_close(found[column], whole[column])
+                torch.testing.assert_close(resumed[column], whole[column])
 
 
 PLAIN = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*make_data()), batch_size=8)
@@ -231,7 +242,7 @@ def test_runs_without_a_loss_per_sample_are_refused(tmp_path: Path, arguments: d
         trainer.fit()
 
 
-def test_batches_of_other_samples_are_refused(tmp_path: Path):
+def test_a_batch_with_more_rows_than_samples_is_refused(tmp_path: Path):
     tokens = torch.arange(64).reshape(4, 16) % 8
     arguments: dict[str, Any] = {
         "model": LanguageModel(nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))),
@@ -245,7 +256,7 @@ def test_batches_of_other_samples_are_refused(tmp_path: Path):
         trainer.fit()
 
 
-def test_other_data_are_refused(tmp_path: Path):
+def test_a_ledger_of_another_number_of_samples_is_refused(tmp_path: Path):
     with make_trainer(tmp_path, SampleLedger()) as trainer:
         trainer.fit()
         saved = trainer.state.callbacks[-1].state_dict()

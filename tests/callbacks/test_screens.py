@@ -1,4 +1,4 @@
-"""Console output of runs, kept as text in `screens/`. A missing file is written, and the test fails once."""
+"""Console output of runs, compared with files in `screens/`. A missing file is written, and its test fails once."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ EPOCHS = (*SHORT, "trainer.max_duration=2ep")
 def without_numbers(text: str) -> str:
     """Replace values that differ between runs by placeholders of the same width."""
 
-    def in_place(word: str) -> Any:
-        return lambda found: word.rjust(len(found[0]))
+    def placeholder(word: str) -> Any:
+        return lambda match: word.rjust(len(match[0]))
 
     text = re.sub(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", "DATE/TIME", text)
     text = re.sub(r"(trained .*) in \S+(?: s)?$", r"\1 in TIME", text, flags=re.MULTILINE)
     text = re.sub(r"[\d,]+ samples/s in the \S+(?: s)? ", "RATE samples/s in the TIME ", text)
     text = re.sub(r", \d+\.\d s$", ", TIME", text, flags=re.MULTILINE)
-    text = re.sub(r"  +(?:\d+\.\d s|\d+:\d\d)(?= |$)", in_place("TIME"), text, flags=re.MULTILINE)
-    text = re.sub(r"  +\d+\.\d\d?(?= |$)", in_place("RATE"), text, flags=re.MULTILINE)
+    text = re.sub(r"  +(?:\d+\.\d s|\d+:\d\d)(?= |$)", placeholder("TIME"), text, flags=re.MULTILINE)
+    text = re.sub(r"  +\d+\.\d\d?(?= |$)", placeholder("RATE"), text, flags=re.MULTILINE)
     text = re.sub(r"\d\.\d{4}", "N.NNNN", text)
     return text.rstrip("\n") + "\n"
 
 
 def check(name: str, text: str) -> None:
     """Compare a screen with the stored one."""
-    found = without_numbers(text)
-    assert not re.search(r"[ \t]$", found, re.MULTILINE), f"blanks at the end of a line:\n{found}"
+    text = without_numbers(text)
+    assert not re.search(r"[ \t]$", text, re.MULTILINE), f"blanks at the end of a line:\n{text}"
     file = SCREENS / f"{name}.txt"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
-        file.write_text(found)
+        file.write_text(text)
         pytest.fail(f"{file} is written: look at it")
-    assert found == file.read_text()
+    assert text == file.read_text()
 
 
 def widest(text: str) -> int:
@@ -53,26 +53,26 @@ def widest(text: str) -> int:
 
 
 @pytest.mark.parametrize("columns", [80, *(pytest.param(other, marks=pytest.mark.slow) for other in (60, 120, 200))])
-def test_on_a_terminal(columns: int, tmp_path: Path):
+def test_the_screen_of_a_terminal(columns: int, tmp_path: Path):
     code, written = on_terminal(["-m", "runner", *EPOCHS], columns, tmp_path)
     shown = screen(written)
     assert code == 0 and widest(shown) <= columns
     check(f"terminal-{columns}", shown)
 
 
-def test_in_a_pipe(run_app: Any):
+def test_the_output_in_a_pipe(run_app: Any):
     """The lines at the end are commands that can be pasted."""
-    done = run_app(*EPOCHS, env={"COLUMNS": None})
-    assert "\x1b" not in done.stdout and widest(done.stdout) <= 120
-    check("pipe", done.stdout)
-    evaluate, longer = done.stdout.splitlines()[-2:]
+    finished = run_app(*EPOCHS, env={"COLUMNS": None})
+    assert "\x1b" not in finished.stdout and widest(finished.stdout) <= 120
+    check("pipe", finished.stdout)
+    evaluate, longer = finished.stdout.splitlines()[-2:]
     assert "eval/MulticlassAccuracy" in run_app(*evaluate.split()[3:]).stdout.replace("metrics/", "")
     assert "  4/4  12/12 " in run_app(*longer.split()[3:]).stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", ["NO_COLOR", "CI"])
-def test_what_the_environment_asks_for(variable: str, tmp_path: Path):
+def test_the_screen_without_color_or_redrawing(variable: str, tmp_path: Path):
     _, written = on_terminal(["-m", "runner", *EPOCHS], 80, tmp_path, {variable: "true"})
     if variable == "CI":
         assert "\u2501" not in written and "\r\x1b" not in written  # nothing is redrawn
@@ -82,19 +82,19 @@ def test_what_the_environment_asks_for(variable: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_with_two_ranks(tmp_path: Path, run_app: Any):
+def test_the_output_of_two_ranks(tmp_path: Path, run_app: Any):
     check("two-ranks", run_app(*EPOCHS, "launch.nproc_per_node=2", env={"COLUMNS": None}).stdout)
 
 
 @pytest.mark.slow
-def test_a_job_of_a_sweep(tmp_path: Path):
+def test_the_console_log_of_a_sweep_job(tmp_path: Path):
     code, written = on_terminal(["-m", "runner", "-m", *EPOCHS, "seed=7,8"], 80, tmp_path)
     assert code == 0 and widest(screen(written)) <= 80
     (log,) = tmp_path.glob("outputs/sweeps/*/*/seed7-mlp-digits/console.log")
     check("sweep-job", log.read_text())
 
 
-def test_after_ctrl_c(tmp_path: Path):
+def test_the_screen_after_ctrl_c(tmp_path: Path):
     """The bar is gone, and the last line is the command to paste."""
     interrupted = []
 

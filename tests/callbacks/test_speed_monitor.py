@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
@@ -12,8 +13,8 @@ from runner.callbacks import InMemoryLogger, SpeedMonitor, _clock, speed_monitor
 from runner.callbacks._clock import SAMPLING
 from runner.callbacks._peak_flops import find_peak
 
-DELAY = 0.06  # seconds that a batch takes to read: long enough that each is logged
-EVALUATION = 0.1  # seconds
+DELAY = 0.06  # seconds to load a batch, long enough that each batch is logged
+EVALUATION = 0.1  # seconds per evaluation
 
 
 class Slow(ClassificationModel):
@@ -47,19 +48,16 @@ class SlowLoader:
 
 
 def fit(monitor: SpeedMonitor, **arguments: Any) -> tuple[dict[str, list[float]], Trainer, float]:
-    """Return the series by key, and the seconds that fit took."""
+    """Return the series by key, the trainer, and the seconds that fit took."""
     memory = InMemoryLogger()
     defaults: dict[str, Any] = {
         "model": Slow(),
         "train_dataloader": SlowLoader(),
         "eval_dataloader": [(torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))],
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "4ep",
-        "callbacks": [monitor],
         "loggers": [memory],
-        "device": "cpu",
     }
-    with Trainer(**(defaults | arguments)) as trainer:
+    with tiny_trainer(monitor, **(defaults | arguments)) as trainer:
         began = time.perf_counter()
         trainer.fit()
         seconds = time.perf_counter() - began
@@ -68,7 +66,7 @@ def fit(monitor: SpeedMonitor, **arguments: Any) -> tuple[dict[str, list[float]]
 
 
 @pytest.mark.usefixtures("steady")
-def test_waiting_for_data_counts_and_evaluations_do_not():
+def test_rates_include_loading_but_not_evaluations():
     series, _, seconds = fit(SpeedMonitor(window_size=7, time_unit="seconds"))
     rates = series["throughput/batches_per_sec"]
     assert rates == pytest.approx([1 / DELAY] * 20)
@@ -79,7 +77,7 @@ def test_waiting_for_data_counts_and_evaluations_do_not():
 
 
 class Watch(Callback):
-    """Records when each batch ended; takes time itself, which counts if it runs before the monitor."""
+    """Records when each batch ended, and waits, which counts as training if it runs before the monitor."""
 
     def __init__(self, seconds: float = 0.0):
         self.seconds = seconds
@@ -91,7 +89,7 @@ class Watch(Callback):
 
 
 @pytest.mark.usefixtures("steady")
-def test_rates_are_those_of_another_clock():
+def test_rates_equal_those_measured_by_another_callback():
     slow, watch, monitor = Watch(DELAY), Watch(), SpeedMonitor(window_size=30)
     series, _, _ = fit(monitor, callbacks=[slow, monitor, watch], eval_dataloader=None, max_duration="40ba")
     rates = series["throughput/batches_per_sec"]
@@ -100,8 +98,8 @@ def test_rates_are_those_of_another_clock():
     assert series["throughput/samples_per_sec"][-1] == pytest.approx(4 * rates[-1])
 
 
-class TwoMoments(Callback):
-    """Records two times that bracket the time of each batch."""
+class Bracket(Callback):
+    """Records the time before and after the monitor reads its clock, for each batch."""
 
     def __init__(self):
         self.before: list[float] = []
@@ -114,14 +112,14 @@ class TwoMoments(Callback):
         self.after.append(time.perf_counter())
 
 
-def test_rates_are_those_of_a_real_clock():
-    watch, monitor = TwoMoments(), SpeedMonitor(window_size=30)
-    series, _, _ = fit(monitor, callbacks=[monitor, watch], eval_dataloader=None, max_duration="40ba")
+def test_rates_by_a_real_clock_are_accurate():
+    watch, monitor = Bracket(), SpeedMonitor(window_size=6)
+    series, _, _ = fit(monitor, callbacks=[monitor, watch], eval_dataloader=None, max_duration="10ba")
     rates = series["throughput/batches_per_sec"]
     assert max(rates) < 1 / DELAY
-    for last in (35, 39):
-        most, least = watch.after[last] - watch.before[last - 30], watch.before[last] - watch.after[last - 30]
-        assert 0.98 * 30 / most <= rates[last] <= 1.02 * 30 / least  # most and least are a few thousandths apart
+    for last in (7, 9):
+        longest, shortest = watch.after[last] - watch.before[last - 6], watch.before[last] - watch.after[last - 6]
+        assert 0.98 * 6 / longest <= rates[last] <= 1.02 * 6 / shortest
 
 
 def test_short_batches_are_not_all_logged_but_the_last_is():
@@ -133,11 +131,11 @@ def test_short_batches_are_not_all_logged_but_the_last_is():
     steps, rates = memory.get_timeseries("throughput/batches_per_sec")
     assert len(set(steps)) == len(steps) <= 2 + seconds / SAMPLING
     assert steps[0] == 1 and steps[-1] == 500
-    assert rates[-1] >= 500 / seconds  # of all batches, not of those that were logged
+    assert rates[-1] >= 500 / seconds  # counts all batches, not only those that were logged
 
 
 @pytest.mark.usefixtures("steady")
-def test_rates_are_of_one_window():
+def test_all_rates_are_averages_over_the_window():
     series, _, _ = fit(SpeedMonitor(window_size=3, gpu_flops_available=1e6, time_unit="minutes"))
     batches = series["throughput/batches_per_sec"]
     for name, each in {"samples": 4, "tokens": 20, "flops": 4000}.items():
@@ -150,7 +148,7 @@ def test_rates_are_of_one_window():
     assert batches[0] == pytest.approx(1 / seconds[0])
 
 
-def test_only_counts_of_the_model_are_logged():
+def test_rates_of_counts_that_the_model_lacks_are_left_out():
     series, _, _ = fit(SpeedMonitor(), model=ClassificationModel(nn.Linear(3, 2), 2), max_duration="2ba")
     assert {key for key in series if key.startswith(("throughput/", "time/t", "time/v"))} == {
         "throughput/batches_per_sec",
@@ -164,10 +162,10 @@ def test_only_counts_of_the_model_are_logged():
 
 
 class Queue:
-    """A device that lags behind the host: a batch takes 10 ms, and it advances only now and then."""
+    """A device that lags behind the host: a batch takes 10 ms, and progress is visible only once in a while."""
 
-    ready = 0.0  # seconds at which the device will have done all that is queued
-    reached = 0.0  # seconds up to which it has
+    ready = 0.0  # seconds when the device will have finished all queued work
+    reached = 0.0  # seconds of the queue that are visibly finished
 
     class Event:
         def record(self) -> None:
@@ -184,13 +182,13 @@ class Queue:
 
 
 def test_a_host_that_is_ahead_logs_the_speed_of_the_device(monkeypatch: pytest.MonkeyPatch):
-    class Asks(Callback):
+    class Lag(Callback):
         def before_forward(self, state, logger):
             Queue.ready += 0.01
 
         def batch_end(self, state, logger):
             if state.timestamp.batch % 10 == 0:
-                Queue.reached = Queue.ready - 0.045  # it is five batches behind
+                Queue.reached = Queue.ready - 0.045  # almost five batches behind
 
     class OnDevice(SpeedMonitor):
         def fit_start(self, state, logger):
@@ -200,15 +198,19 @@ def test_a_host_that_is_ahead_logs_the_speed_of_the_device(monkeypatch: pytest.M
     monkeypatch.setattr(_clock, "make_event", Queue.Event)
     monkeypatch.setattr(speed_monitor, "SAMPLING", 0.0)
     batches = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 20
-    options = {"train_dataloader": batches, "callbacks": [Asks(), OnDevice(time_unit="seconds")], "max_duration": "2ep"}
+    options = {
+        "train_dataloader": batches,
+        "callbacks": [Lag(), OnDevice(time_unit="seconds")],
+        "max_duration": "2ep",
+    }
     series, _, _ = fit(SpeedMonitor(), **options, eval_dataloader=None)
-    # Nothing is known before the tenth batch, and the host waits for the device only at the end.
+    # No time is known before the tenth batch, and the host waits for the device only at the end.
     assert series["throughput/batches_per_sec"] == pytest.approx([100.0] * 31)
     assert series["time/train"][0] == pytest.approx(0.05) and series["time/train"][-1] == pytest.approx(0.4)
 
 
 @pytest.mark.gpu
-def test_a_gpu_has_done_what_is_counted():
+def test_rates_on_a_gpu_count_finished_batches():
     series, _, seconds = fit(SpeedMonitor(time_unit="seconds"), device="cuda")
     assert 0 < series["time/train"][-1] <= seconds
     # The rate counts until the GPU finishes the last batch; the time counts until the host learns that it has.
@@ -216,7 +218,7 @@ def test_a_gpu_has_done_what_is_counted():
 
 
 @pytest.mark.usefixtures("steady")
-def test_a_resumed_run_goes_on_counting(tmp_path):
+def test_a_resumed_run_continues_its_times_and_window(tmp_path):
     first, trainer, _ = fit(SpeedMonitor(window_size=50, time_unit="seconds"), max_duration="2ep", run_dir=tmp_path)
     save_checkpoint(trainer.state, tmp_path / "checkpoint")
     second, _, _ = fit(SpeedMonitor(window_size=50, time_unit="seconds"), resume_path=tmp_path / "checkpoint")
@@ -252,13 +254,13 @@ def test_a_resumed_run_goes_on_counting(tmp_path):
         ("NVIDIA GeForce RTX 3090 Ti", "fp32", False, None),
     ],
 )
-def test_peaks_of_gpus(device: str, precision: str, tf32: bool, teraflops: float | None):
+def test_peak_flops_depend_on_device_and_precision(device: str, precision: str, tf32: bool, teraflops: float | None):
     expected = None if teraflops is None else pytest.approx(teraflops * 1e12, rel=2e-3)
     assert find_peak(device, precision, tf32) == expected
 
 
 @pytest.mark.gpu
-def test_the_share_of_a_gpu_is_one_at_most():
+def test_mfu_of_a_large_matrix_product_is_below_1():
     class Square(ClassificationModel):
         def flops_per_batch(self, batch):
             return 3 * 2 * 4096.0**3

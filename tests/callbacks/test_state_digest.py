@@ -18,7 +18,7 @@ from runner.callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
 from runner.checkpoints.digest import DIGESTS, PARTS, read_digests
 from runner.data import TensorLoader
 
-BATCHES = 5  # of an epoch: 38 samples in batches of 8
+BATCHES = 5  # per epoch: 38 samples in batches of 8
 
 
 class Model(ClassificationModel):
@@ -65,22 +65,22 @@ def make_trainer(run_dir: Path, *callbacks: Callback, interval: str | int = "1ba
 
 
 def fit(run_dir: Path, *callbacks: Callback, **arguments: Any) -> bytes:
-    """Return the lines of a run's file."""
+    """Train, and return the content of the run's file."""
     with make_trainer(run_dir, *callbacks, **arguments) as trainer:
         trainer.fit()
     return (run_dir / DIGESTS).read_bytes()
 
 
-def test_two_equal_runs_write_the_same(tmp_path: Path):
+def test_equal_runs_write_equal_files(tmp_path: Path):
     written = fit(tmp_path / "a")
     assert fit(tmp_path / "b") == written
     lines = read_digests(tmp_path / "a")
     assert [(line["epoch"], line["batch"]) for line in lines] == [(n // BATCHES, n + 1) for n in range(2 * BATCHES)]
     for part in PARTS:
-        assert len({line[part] for line in lines}) == len(lines), part  # each changes with each batch
+        assert len({line[part] for line in lines}) == len(lines), part  # differs after each batch
 
 
-def test_where_and_in_what_runs_part_is_named(tmp_path: Path):
+def test_the_first_difference_names_the_batch_and_the_parts(tmp_path: Path):
     class Nudge(Callback):
         """Moves a weight before the fifth batch is trained."""
 
@@ -92,17 +92,16 @@ def test_where_and_in_what_runs_part_is_named(tmp_path: Path):
     fit(tmp_path / "seed", seed=1)
     fit(tmp_path / "order", train_dataloader=make_data(seed=2))
     fit(tmp_path / "nudge", Nudge())
-    everything = PARTS
-    assert first_difference(tmp_path / "a", tmp_path / "seed") == (0, 1, everything[1:])  # the data has its own seed
+    assert first_difference(tmp_path / "a", tmp_path / "seed") == (0, 1, PARTS[1:])  # the data has its own seed
     agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "order")
     assert (agreed, batch) == (0, 1)
-    assert set(parts) == {*PARTS} - {"randomness"}  # as many draws of dropout
+    assert set(parts) == {*PARTS} - {"randomness"}  # dropout draws as many numbers
     agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "nudge")
     assert (agreed, batch) == (4, 5)
     assert "weights" in parts and not {"samples", "content", "randomness"} & set(parts)
 
 
-def test_a_run_resumed_after_any_batch_writes_the_file_of_the_whole_one(tmp_path: Path):
+def test_a_run_resumed_after_any_batch_writes_the_file_of_an_uninterrupted_run(tmp_path: Path):
     written = fit(tmp_path / "whole", SaveEach(tmp_path))
     for batch in range(1, 2 * BATCHES):
         run_dir = tmp_path / f"from{batch}"
@@ -112,14 +111,14 @@ def test_a_run_resumed_after_any_batch_writes_the_file_of_the_whole_one(tmp_path
         assert fit(run_dir, resume_path=tmp_path / f"ba{batch}") == written, batch
 
 
-def test_a_second_fit_goes_on(tmp_path: Path):
+def test_a_second_fit_continues_the_file(tmp_path: Path):
     with make_trainer(tmp_path / "twice") as trainer:
         trainer.fit("7ba")
         trainer.fit("3ba")
     assert (tmp_path / "twice" / DIGESTS).read_bytes() == fit(tmp_path / "once")
 
 
-def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
+def test_the_digest_of_samples_does_not_depend_on_the_number_of_ranks(run_ranks, tmp_path: Path):
     def program():
         import sys
 
@@ -155,9 +154,9 @@ def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
         assert first_difference(tmp_path / f"{name}1", tmp_path / f"{name}2", ["content"]) == (0, 1, ("content",))
 
 
-def test_samples_are_those_that_were_delivered(tmp_path: Path):
-    class Deliver(Callback):
-        """Keeps the indices of the samples, which are their pixels here."""
+def test_the_digest_of_samples_is_a_hash_of_the_delivered_indices(tmp_path: Path):
+    class Delivered(Callback):
+        """Lists the indices of the delivered samples, which are their pixels here."""
 
         def __init__(self):
             self.ids: list[torch.Tensor] = []
@@ -167,7 +166,7 @@ def test_samples_are_those_that_were_delivered(tmp_path: Path):
 
     numbers = torch.arange(38.0).reshape(38, 1, 1, 1).expand(38, 1, 4, 4).contiguous()
     loader = TensorLoader(numbers, torch.arange(38) % 3, batch_size=8, shuffle=True)
-    delivered = Deliver()
+    delivered = Delivered()
     fit(tmp_path, delivered, train_dataloader=loader, algorithms=[])
     expected, epochs = [], ""
     for batch in range(len(delivered.ids)):
@@ -179,10 +178,9 @@ def test_samples_are_those_that_were_delivered(tmp_path: Path):
 
 
 def test_a_wider_interval_leaves_lines_out_and_changes_none(tmp_path: Path):
-    each, third = ({}, {})
-    for interval, found in (("1ba", each), ("3ba", third)):
+    for interval in ("1ba", "3ba"):
         fit(tmp_path / interval, interval=interval)
-        found.update({line["batch"]: line for line in read_digests(tmp_path / interval)})
+    each, third = ({line["batch"]: line for line in read_digests(tmp_path / name)} for name in ("1ba", "3ba"))
     assert list(third) == [3, 6, 9, 10]
     assert all(each[batch] == line for batch, line in third.items())
 
@@ -195,7 +193,7 @@ def test_the_last_batch_has_a_line_at_any_interval(tmp_path: Path, end: str):
     assert first_difference(tmp_path, tmp_path / "each") == (2 * BATCHES, None, ())
 
 
-def test_a_run_made_longer_keeps_the_line_of_its_former_end(tmp_path: Path):
+def test_an_extended_run_keeps_the_line_of_its_earlier_end(tmp_path: Path):
     with make_trainer(tmp_path, CheckpointSaver(), interval="3ba", max_duration="4ba") as trainer:
         trainer.fit()
     fit(tmp_path, CheckpointSaver(), interval="3ba", resume_path=tmp_path)
@@ -204,7 +202,7 @@ def test_a_run_made_longer_keeps_the_line_of_its_former_end(tmp_path: Path):
     assert first_difference(tmp_path, tmp_path / "each") == (10, None, ())
 
 
-def test_a_run_that_is_stopped_before_any_line_says_so(tmp_path: Path, caplog):
+def test_a_run_stopped_before_its_first_line_gives_a_warning(tmp_path: Path, caplog):
     class Stop(Callback):
         def batch_end(self, state, logger):
             state.stop_training()
@@ -218,7 +216,7 @@ def test_a_run_that_is_stopped_before_any_line_says_so(tmp_path: Path, caplog):
             assert "interval='100ba': no digests, as training ended after batch 1" in caplog.messages[0]
 
 
-def test_a_loader_without_an_order_has_no_samples_but_content(tmp_path: Path):
+def test_without_an_order_lines_have_content_but_no_samples(tmp_path: Path):
     images, targets = make_data().tensors
     batches = [*zip(images.split(8), targets.split(8), strict=True)]
     fit(tmp_path / "a", train_dataloader=batches)
@@ -228,7 +226,7 @@ def test_a_loader_without_an_order_has_no_samples_but_content(tmp_path: Path):
     assert (agreed, batch) == (1, 2) and "content" in parts
 
 
-def test_digests_change_no_number(tmp_path: Path):
+def test_digests_do_not_change_training(tmp_path: Path):
     trainers = [make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b", callbacks=[])]
     for trainer in trainers:
         with trainer:
@@ -238,7 +236,7 @@ def test_digests_change_no_number(tmp_path: Path):
     assert not (tmp_path / "b" / DIGESTS).exists()
 
 
-def test_the_file_is_an_artifact_also_of_a_run_that_fails(tmp_path: Path):
+def test_the_file_is_an_artifact_even_of_a_failed_run(tmp_path: Path):
     class Fail(Callback):
         def batch_start(self, state, logger):
             if state.timestamp.batch == 3:
@@ -253,14 +251,14 @@ def test_the_file_is_an_artifact_also_of_a_run_that_fails(tmp_path: Path):
         assert len(read_digests(tmp_path / name)) == batches
 
 
-def test_never_writes_nothing(tmp_path: Path):
+def test_interval_0_writes_no_file(tmp_path: Path):
     with make_trainer(tmp_path, CheckpointSaver(), interval=0) as trainer:
         trainer.fit()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_a_warning_once(tmp_path: Path, caplog):
+def test_a_full_disk_gives_one_warning(tmp_path: Path, caplog):
     class Fill(Callback):
         def epoch_start(self, state, logger):
             if state.timestamp.epoch == 0:

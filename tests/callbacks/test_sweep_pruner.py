@@ -1,4 +1,4 @@
-"""SweepPruner: refused arguments, and the study that jobs share. `tests/sweeps/test_pruning.py` has whole sweeps."""
+"""SweepPruner: refused arguments, and the study that jobs share. `tests/sweeps/test_pruning.py` runs whole sweeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
     assert message in str(error.value)
 
 
-def test_outside_of_a_sweep_there_is_nothing_to_compare(tmp_path: Path):
+def test_a_run_outside_of_a_sweep_is_refused(tmp_path: Path):
     trainer = make_trainer(callbacks=[SweepPruner()], run_dir=tmp_path)
     with pytest.raises(ValueError, match="compares the jobs of a sweep"):
         trainer.fit()
@@ -45,27 +45,27 @@ def study(folder: Path, job: str, pruner: str = "median", setting: str = "", see
     return PruningStudy(folder, job, setting or job, seed, make_pruner(pruner, options), lower_is_better=True)
 
 
-def test_halving_lets_a_third_go_on_whoever_comes_later(tmp_path: Path):
-    """Optuna's rule by hand: at rungs 1, 3, 9 a job continues if it is in the best third of those that got there."""
+def test_successive_halving_continues_the_best_third_at_each_rung(tmp_path: Path):
+    """Optuna's rule: at rungs 1, 3 and 9, a job continues if it is in the best third of those that reached the rung."""
     values = [0.5, 0.4, 0.6, 0.3, 0.35, 0.9]
     jobs = [study(tmp_path, str(value), "successive_halving", reduction_factor=3) for value in values]
     assert [job.should_prune(value, 1) for job, value in zip(jobs, values, strict=True)] == [
-        *(False, False),  # the first two have nothing better before them
-        *(True, False, True),  # one of three, four and five goes on
+        *(False, False),  # each is the best so far
+        *(True, False, True),  # of three, four or five, one continues
         True,
     ]
-    assert not jobs[3].should_prune(0.3, 2)  # no rung
+    assert not jobs[3].should_prune(0.3, 2)  # not a rung
 
 
 def test_a_job_keeps_its_trial_over_sessions_and_is_pruned_once(tmp_path: Path):
     first = study(tmp_path, "a")
     first.should_prune(1.0, 1)
-    again = study(tmp_path, "a")
-    assert not again.was_pruned and not again.should_prune(1.0, 1)  # reported before, which gives no warning
-    again.prune()
-    revived = study(tmp_path, "a")
-    assert revived.was_pruned
-    revived.finish(0.5)  # changes nothing, and is no error
+    second = study(tmp_path, "a")
+    assert not second.was_pruned and not second.should_prune(1.0, 1)  # reported before, which gives no warning
+    second.prune()
+    third = study(tmp_path, "a")
+    assert third.was_pruned
+    third.finish(0.5)  # ignored
     assert study(tmp_path, "a").was_pruned
     assert jobs(tmp_path) == [("a", "PRUNED")]
 
@@ -78,12 +78,12 @@ def jobs(folder: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_a_job_without_a_finite_end_is_no_measure_for_others(tmp_path: Path, value: float | None):
+def test_a_job_without_a_finite_result_prunes_no_other(tmp_path: Path, value: float | None):
     study(tmp_path, "a", n_startup_trials=0).finish(value)
     assert not study(tmp_path, "b", n_startup_trials=0).should_prune(1e9, 1)
 
 
-def test_wilcoxon_compares_a_setting_with_the_best_over_equal_seeds(tmp_path: Path):
+def test_wilcoxon_compares_a_setting_with_the_best_one_over_the_same_seeds(tmp_path: Path):
     for seed in range(5):
         study(tmp_path, f"good{seed}", "wilcoxon", "good", seed).finish(0.1 + seed)
     for seed in range(4):
@@ -94,10 +94,10 @@ def test_wilcoxon_compares_a_setting_with_the_best_over_equal_seeds(tmp_path: Pa
     assert not study(tmp_path, "good5", "wilcoxon", "good", 5).should_prune_setting()
     for seed in range(10, 14):
         study(tmp_path, f"other{seed}", "wilcoxon", "other", seed).finish(9.0)
-    assert not study(tmp_path, "other14", "wilcoxon", "other", 14).should_prune_setting()  # no setting has its seeds
+    assert not study(tmp_path, "other14", "wilcoxon", "other", 14).should_prune_setting()  # no other has its seeds
 
 
-def test_what_a_killed_process_left_of_a_line_is_removed(tmp_path: Path):
+def test_the_incomplete_line_of_a_killed_process_is_removed(tmp_path: Path):
     study(tmp_path, "a").should_prune(1.0, 1)
     with (tmp_path / JOURNAL).open("a") as file:
         file.write('{"op_code": 6, "worker')
@@ -116,7 +116,7 @@ for number in range(10):
 """
 
 
-def test_several_processes_write_to_one_journal(tmp_path: Path):
+def test_two_processes_write_to_one_journal(tmp_path: Path):
     writers = [start_python(["-c", WRITER, name], cwd=tmp_path) for name in "ab"]
     assert [writer.wait(PATIENCE) for writer in writers] == [0, 0]
     assert sorted(jobs(tmp_path)) == sorted((f"{name}{number}", "RUNNING") for name in "ab" for number in range(10))

@@ -15,9 +15,9 @@ from runner import Callback, Trainer
 from runner.callbacks import InMemoryLogger, SystemMetricsMonitor
 from runner.callbacks.system_metrics_monitor import GPU, MACHINE
 
-SENT = 40_000_000  # bytes a batch
-SENDING = 6  # batches
-SECONDS = 0.05  # that a batch takes on a clock that stands still while bytes are sent
+SENT = 40_000_000  # bytes per batch
+SENDING = 6  # batches that send
+SECONDS = 0.05  # per batch, by a clock that stands still while bytes are sent
 
 
 class Sends(Callback):
@@ -56,25 +56,25 @@ def test_readings_match_the_load_of_the_machine(tmp_path: Path):
     monitor = SystemMetricsMonitor("2ba")
     with make_trainer(sends, monitor, loggers=[memory], run_dir=tmp_path / "not" / "yet") as trainer:
         trainer.fit()
-    found = series(memory)
-    disk = {key for key in found if "disk_read" in key or "disk_write" in key}
-    assert found.keys() | disk == {f"system/node0/{name}" for name in MACHINE} | disk  # no GPU, no rank
-    assert all(steps == [2, 4, 6, 8] for steps, _ in found.values())
+    readings = series(memory)
+    disk = {key for key in readings if "disk_read" in key or "disk_write" in key}
+    assert readings.keys() | disk == {f"system/node0/{name}" for name in MACHINE} | disk  # no GPU, no rank
+    assert all(steps == [2, 4, 6, 8] for steps, _ in readings.values())
     now = psutil.virtual_memory()
-    assert found["system/node0/memory_gb"][1][-1] == pytest.approx((now.total - now.available) / 1e9, rel=0.3)
-    assert found["system/node0/memory_percent"][1][-1] == pytest.approx(now.percent, rel=0.3)
-    assert found["system/node0/disk_percent"][1][-1] == pytest.approx(psutil.disk_usage(str(tmp_path)).percent, abs=1.0)
-    assert all(0 <= value <= 100 for value in found["system/node0/cpu_percent"][1])
-    assert max(found["system/node0/cpu_percent"][1]) > 0
+    assert readings["system/node0/memory_gb"][1][-1] == pytest.approx((now.total - now.available) / 1e9, rel=0.3)
+    assert readings["system/node0/memory_percent"][1][-1] == pytest.approx(now.percent, rel=0.3)
+    assert readings["system/node0/disk_percent"][1][-1] == pytest.approx(psutil.disk_usage(tmp_path).percent, abs=1.0)
+    assert all(0 <= value <= 100 for value in readings["system/node0/cpu_percent"][1])
+    assert max(readings["system/node0/cpu_percent"][1]) > 0
     for name in ("sent", "received"):
-        rates = found[f"system/node0/network_{name}_mb_per_sec"][1]
-        assert rates[3] < rates[2] / 2  # the last two batches sent nothing: a rate is of its own interval
+        rates = readings[f"system/node0/network_{name}_mb_per_sec"][1]
+        assert rates[3] < rates[2] / 2  # the last two batches sent nothing, and a rate covers only its own interval
         for rate in rates[:3]:
-            assert 1 <= rate / (SENT / 1e6 / SECONDS) < 3  # others may send too
+            assert 1 <= rate / (SENT / 1e6 / SECONDS) < 3  # other processes may send too
 
 
 @pytest.mark.usefixtures("steady")
-def test_an_interval_in_seconds():
+def test_an_interval_may_be_in_seconds():
     memory = InMemoryLogger()
 
     class Waits(Callback):
@@ -118,23 +118,23 @@ def program() -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_each_machine_is_read_once(nodes: int, run_ranks):
     first, second = run_ranks(program, env={"NODES": str(nodes)})
-    assert first.stdout == second.stdout  # all ranks have the same figures
+    assert first.stdout == second.stdout  # all ranks have the same readings
     keys = [f"system/node{node}/memory_gb" for node in range(nodes)]
     assert first.stdout.startswith(str(keys))
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_read():
+def test_readings_of_a_gpu_are_plausible():
     pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
     memory = InMemoryLogger()
     with make_trainer(SystemMetricsMonitor("2ba"), loggers=[memory], device="cuda") as trainer:
         trainer.fit()
-    found = {name: series(memory)[f"system/node0/gpu0_{name}"][1] for name in GPU}
+    readings = {name: series(memory)[f"system/node0/gpu0_{name}"][1] for name in GPU}
     free, total = torch.cuda.mem_get_info(0)
-    assert found["memory_gb"][-1] == pytest.approx((total - free) / 1e9, rel=0.2)
-    assert all(0 <= value <= 100 for value in found["percent"])
-    assert all(10 < value < 110 for value in found["temperature_celsius"])
-    assert all(5 < value < 1500 for value in found["power_watts"])
+    assert readings["memory_gb"][-1] == pytest.approx((total - free) / 1e9, rel=0.2)
+    assert all(0 <= value <= 100 for value in readings["percent"])
+    assert all(10 < value < 110 for value in readings["temperature_celsius"])
+    assert all(5 < value < 1500 for value in readings["power_watts"])
 
 
 @pytest.mark.parametrize("value", [0, "0ba", "sometimes"])

@@ -48,9 +48,9 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
     assert set(events.Tags()["scalars"]) == memory.data.keys()
     for key in memory.data:
         steps, values = memory.get_timeseries(key)
-        found = events.Scalars(key)
-        assert [event.step for event in found] == steps
-        assert [event.value for event in found] == pytest.approx(values, nan_ok=True)
+        scalars = events.Scalars(key)
+        assert [event.step for event in scalars] == steps
+        assert [event.value for event in scalars] == pytest.approx(values, nan_ok=True)
     assert '"lr": 0.1' in text(events, "hyperparameters")
     assert text(events, "table").splitlines() == ["| x | y |", "| --- | --- |", "| 1 | a\\|b |", "| 0.1235 | None |"]
     assert text(events, "Images/Train/captions").splitlines() == ["1. one", "1. two"]
@@ -59,7 +59,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
 
 
 @needs_tensorboard
-def test_checksums_are_tensorboards():
+def test_checksums_equal_those_of_tensorboard():
     from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 
     contents = [random.Random(length).randbytes(length) for length in (*range(20), 1000, 5000)]
@@ -68,7 +68,7 @@ def test_checksums_are_tensorboards():
 
 
 @needs_tensorboard
-def test_metrics_are_the_same_bytes_as_their_events(tmp_path: Path):
+def test_metrics_are_written_as_the_same_bytes_as_their_events(tmp_path: Path):
     keys = [("a",), ("a", "b"), ("b", "a"), *((f"key {number}",) for number in range(MAX_TEMPLATES)), ("a", "b")]
     numbers = [0.0, -1.5, math.nan, math.inf, 1e-3, 0.0]
     metrics = [
@@ -89,7 +89,7 @@ def test_metrics_are_the_same_bytes_as_their_events(tmp_path: Path):
 
 
 @needs_tensorboard
-def test_what_a_full_disk_refuses_hides_nothing_else(tmp_path: Path):
+def test_events_before_and_after_a_full_disk_can_be_read(tmp_path: Path):
     from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
     file = EventFile(tmp_path, None)
@@ -109,7 +109,7 @@ def test_what_a_full_disk_refuses_hides_nothing_else(tmp_path: Path):
 
 
 @needs_tensorboard
-def test_a_resumed_run_doubles_no_step(tmp_path: Path):
+def test_a_resumed_run_logs_each_step_once(tmp_path: Path):
     with make_trainer(tmp_path / "whole", TensorBoardLogger(), duration="3ep") as trainer:
         trainer.fit()
     saver = CheckpointSaver(save_interval="2ba", keep=-1)
@@ -123,14 +123,14 @@ def test_a_resumed_run_doubles_no_step(tmp_path: Path):
 
 
 @needs_tensorboard
-def test_a_run_that_never_begins_leaves_no_folder(tmp_path: Path):
+def test_a_run_without_training_leaves_no_folder(tmp_path: Path):
     with make_trainer(tmp_path, TensorBoardLogger(), config={"lr": 0.1}):
         pass
     assert not (tmp_path / "tensorboard").exists()
 
 
 def test_a_missing_tensorboard_names_the_package_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
     message = f"TensorBoardLogger needs tensorboard, not installed here: {how_to_install('tensorboard')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         TensorBoardLogger()

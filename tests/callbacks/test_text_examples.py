@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
-from runner import ClassificationModel, Trainer
+from runner import ClassificationModel
 from runner.callbacks import InMemoryLogger, TextExamples
 from runner.data import TensorLoader
 
@@ -20,7 +21,7 @@ class Texts(NamedTuple):
 
 
 class Writer(ClassificationModel):
-    """Writes the number of each sample as a word."""
+    """Generates a text with the number of each sample."""
 
     generates = True
 
@@ -32,14 +33,12 @@ class Writer(ClassificationModel):
 def train(model: ClassificationModel, callback: TextExamples) -> list[list[Any]]:
     data = torch.arange(12.0)[:, None].expand(12, 2).contiguous(), torch.arange(12) % 2
     logger = InMemoryLogger()
-    with Trainer(
+    with tiny_trainer(
+        callback,
         model=model,
         train_dataloader=TensorLoader(*data, batch_size=4, shuffle=True),
         eval_dataloader=TensorLoader(*data, batch_size=3, shuffle=False),
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        callbacks=[callback],
         loggers=[logger],
-        device="cpu",
         max_duration="2ep",
     ) as trainer:
         trainer.fit()
@@ -52,7 +51,7 @@ def test_the_first_texts_of_each_evaluation_are_logged_in_one_table() -> None:
     assert [list(row) for row in rows] == expected
 
 
-def test_other_models_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_generates_no_texts_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "runner"):
         assert train(ClassificationModel(nn.Linear(2, 2), num_classes=2), TextExamples()) == []
     assert "text_examples does nothing: the model generates no texts; set model.generation" in caplog.text

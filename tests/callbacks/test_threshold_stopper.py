@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from scripted_model import Scripted
+from tiny_runs import tiny_trainer
 
 from runner import Callback, Evaluator, Model, Trainer, save_checkpoint
 from runner.callbacks import ThresholdStopper
@@ -18,12 +19,9 @@ def make_trainer(model: Model, *stoppers: Callback, **arguments: Any) -> Trainer
         "model": model,
         "train_dataloader": TensorLoader(torch.ones(4), batch_size=2, shuffle=False),
         "eval_dataloader": TensorLoader(torch.ones(1), batch_size=1, shuffle=False),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "8ep",
-        "callbacks": stoppers,
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*stoppers, **(defaults | arguments))
 
 
 def batches_run(model: Model, *stoppers: Callback, **arguments: Any) -> int:
@@ -35,7 +33,7 @@ def batches_run(model: Model, *stoppers: Callback, **arguments: Any) -> int:
 @pytest.mark.parametrize(
     ("script", "arguments", "epochs"),
     [
-        ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3}, 4),  # a value equal to it has not passed it
+        ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3}, 4),  # a value equal to the threshold has not passed it
         ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3.5}, 3),
         ([1, 2, 3, 4, 5], {"monitor": "loss", "threshold": 3, "comp": "gt"}, 4),
         ([5, 4, NAN, 2, 1], {"monitor": "loss", "threshold": 3}, 4),
@@ -51,17 +49,17 @@ def test_training_stops_after_the_evaluation_that_passes_the_threshold(
     assert batches_run(Scripted(script), ThresholdStopper(**arguments)) == 2 * epochs
 
 
-def test_an_evaluation_inside_an_epoch_stops_there():
+def test_an_evaluation_inside_an_epoch_stops_training_there():
     assert batches_run(Scripted([5, 4, 3, 2, 1]), ThresholdStopper("loss", 3.5), eval_interval="1ba") == 3
 
 
-def test_the_first_of_two_stops():
+def test_the_first_of_two_stoppers_to_pass_ends_training():
     stoppers = ThresholdStopper("loss", 1.5), ThresholdStopper("Mean", -3.5)
     assert batches_run(Scripted([5, 4, 3, 2, 1]), *stoppers) == 6
     assert batches_run(Scripted([5, 4, 3, 2, 1]), ThresholdStopper("loss", 3.5), ThresholdStopper("Mean", -1.5)) == 6
 
 
-def test_only_fresh_values_of_its_own_evaluator_count():
+def test_only_new_values_of_the_monitored_evaluator_count():
     loader = TensorLoader(torch.ones(1), batch_size=1, shuffle=False)
     evaluators = [Evaluator("often", loader), Evaluator("rare", loader, eval_interval="3ep")]
     before, script = [9, 1], [1, 1, 1, 5, 1, 1, 1, 3]
@@ -85,7 +83,7 @@ def test_an_evaluation_outside_training_stops_nothing(caplog):
 
 @pytest.mark.parametrize("monitor", ["Mean", "train/Mean"])
 @pytest.mark.parametrize(("stop_on_batch", "expected"), [(False, 8), (True, 7)])
-def test_a_metric_of_training(stop_on_batch: bool, expected: int, monitor: str):
+def test_a_training_metric_stops_after_an_epoch_or_a_batch(stop_on_batch: bool, expected: int, monitor: str):
     # Two batches per epoch, with means 1, 2, 2, 4 by epoch: in the fourth, the first batch alone passes 4.
     model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
     stopper = ThresholdStopper(monitor, 4, "train", stop_on_batch=stop_on_batch)
@@ -99,7 +97,7 @@ def test_the_reason_is_logged_once(caplog):
     assert caplog.messages == ["stopped: train/Mean is 5, past the threshold of 4"]
 
 
-def test_looking_after_each_batch_changes_no_metric():
+def test_stop_on_batch_does_not_change_the_metric():
     values = []
     for stop_on_batch in (False, True):
         model, stopper = Scripted([], range(16)), ThresholdStopper("Mean", 99, "train", stop_on_batch=stop_on_batch)
@@ -110,8 +108,8 @@ def test_looking_after_each_batch_changes_no_metric():
 
 
 @pytest.mark.parametrize("cut", [2, 3, 5])
-def test_a_resumed_run_stops_at_the_same_batch_as_the_whole_one(tmp_path, cut: int):
-    script = [0, 2, 2, 2, 3, 5.5, 6, 3]  # by batch; over the epoch so far the third epoch passes 4 at its second batch
+def test_a_resumed_run_stops_at_the_same_batch_as_an_uninterrupted_one(tmp_path, cut: int):
+    script = [0, 2, 2, 2, 3, 5.5, 6, 3]  # by batch; the mean of the third epoch passes 4 with its second batch
     stopper = {"monitor": "Mean", "threshold": 4, "dataloader_label": "train", "stop_on_batch": True}
     with make_trainer(Scripted([], script), ThresholdStopper(**stopper), eval_dataloader=None) as first:
         first.fit(duration=f"{cut}ba")
@@ -122,7 +120,7 @@ def test_a_resumed_run_stops_at_the_same_batch_as_the_whole_one(tmp_path, cut: i
 
 
 @pytest.mark.parametrize("stop_on_batch", [False, True])
-def test_a_run_that_passed_the_threshold_continues_only_to_another_one(tmp_path, stop_on_batch: bool):
+def test_a_stopped_run_continues_to_another_threshold_or_for_an_explicit_duration(tmp_path, stop_on_batch: bool):
     script = [0, 2, 2, 2, 3, 5.5, 6, 3]
     stopper = {"monitor": "Mean", "dataloader_label": "train", "stop_on_batch": stop_on_batch}
     no_eval: dict[str, Any] = {"eval_dataloader": None}
@@ -134,10 +132,10 @@ def test_a_run_that_passed_the_threshold_continues_only_to_another_one(tmp_path,
     assert batches_run(Scripted([], script[6:]), ThresholdStopper(threshold=4, **stopper), **resume) == 6
     further = batches_run(Scripted([], script[6:]), ThresholdStopper(threshold=4.4, **stopper), **resume)
     assert further == (7 if stop_on_batch else 8)
-    with make_trainer(Scripted([], script[6:]), ThresholdStopper(threshold=4, **stopper), **resume) as told:
-        told.fit()
-        told.fit("1ba")
-    assert told.state.timestamp.batch == 7
+    with make_trainer(Scripted([], script[6:]), ThresholdStopper(threshold=4, **stopper), **resume) as extended:
+        extended.fit()
+        extended.fit("1ba")
+    assert extended.state.timestamp.batch == 7
 
 
 def test_ranks_stop_together_by_the_metric_of_all(run_ranks):

@@ -21,17 +21,17 @@ make_trainer = partial(tiny_runs.make_trainer, max_duration="2ep")
 
 
 class Calculates(Callback):
-    """Runs a unique operation, and keeps the batches at which a profiler is on, and records."""
+    """Runs a recognizable operation, and lists the batches after which the profiler is active or records."""
 
     def __init__(self, profiler: TorchProfiler):
         self.profiler = profiler
-        self.at_work: list[int] = []
+        self.active: list[int] = []
         self.recorded: list[int] = []
 
     def batch_end(self, state, logger):
         torch.erfinv(torch.zeros(3))
         if self.profiler._profile is not None:
-            self.at_work.append(state.timestamp.batch)
+            self.active.append(state.timestamp.batch)
         if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             self.recorded.append(state.timestamp.batch)
 
@@ -54,14 +54,14 @@ def around(operation: dict[str, Any], events: list[dict[str, Any]]) -> set[str]:
     return {event["name"] for event in ranges if event["ts"] <= begin and end <= event["ts"] + event["dur"] + 1e-3}
 
 
-def test_each_cycle_is_a_file_with_ranges_between_events(tmp_path: Path):
+def test_each_cycle_writes_a_file_with_ranges_for_the_parts_of_a_batch(tmp_path: Path):
     memory = InMemoryLogger()
     profiler = TorchProfiler(skip_first=2, wait=1, warmup=1, active=3, repeat=2)
     with make_trainer(
         tmp_path, profiler, calculates := Calculates(profiler), loggers=[memory], grad_accum=2
     ) as trainer:
         trainer.fit()
-    assert calculates.at_work == [4, 5, 6, 7, 9, 10, 11, 12]
+    assert calculates.active == [4, 5, 6, 7, 9, 10, 11, 12]
     assert calculates.recorded == [5, 6, 7, 10, 11, 12]
     assert files(tmp_path) == ["rank0-ba10-ba12.json", "rank0-ba5-ba7.json"]
     assert [Path(path).name for path, _ in memory.artifacts] == ["rank0-ba5-ba7.json", "rank0-ba10-ba12.json"]
@@ -70,7 +70,7 @@ def test_each_cycle_is_a_file_with_ranges_between_events(tmp_path: Path):
         events = read(tmp_path / "torch_profiler" / name)
         counts = Counter(event["name"] for event in events if event["cat"] == "user_annotation")
         assert [counts[range_name] for range_name in ("batch", "optimizer step", "batch_end: calculates")] == [3] * 3
-        assert counts["dataloader"] == 3 + ("ba10" in name)  # an epoch's end is found by one more request
+        assert counts["dataloader"] == 3 + ("ba10" in name)  # one more request finds the end of an epoch
         assert [counts[range_name] for range_name in ("forward", "loss", "backward")] == [6] * 3
         operations = [event for event in events if event["cat"] == "cpu_op"]
         for range_name, operation, count in (
@@ -78,13 +78,13 @@ def test_each_cycle_is_a_file_with_ranges_between_events(tmp_path: Path):
             ("loss", "aten::cross_entropy_loss", 6),
             ("batch_end: calculates", "aten::erfinv", 3),
         ):
-            found = [call for call in operations if call["name"] == operation]
-            assert len(found) == count
-            for call in found:
+            calls = [call for call in operations if call["name"] == operation]
+            assert len(calls) == count
+            for call in calls:
                 assert around(call, events) == {range_name, "batch"}
 
 
-def test_profiling_changes_no_number_and_ends(tmp_path: Path):
+def test_profiling_does_not_change_training_and_ends(tmp_path: Path):
     losses = []
     for profiler in ([], [TorchProfiler(skip_first=3, active=5)]):
         torch.manual_seed(0)
@@ -98,15 +98,15 @@ def test_profiling_changes_no_number_and_ends(tmp_path: Path):
     assert losses[0] == losses[1]
 
 
-def test_a_run_that_ends_early_has_what_was_recorded(tmp_path: Path, caplog):
+def test_a_run_that_ends_early_writes_the_batches_recorded_so_far(tmp_path: Path, caplog):
     with make_trainer(tmp_path, TorchProfiler(skip_first=2), max_duration="5ba") as trainer:
         trainer.fit()
     assert files(tmp_path) == ["rank0-ba4-ba5.json"]
     with make_trainer(tmp_path / "short", TorchProfiler(skip_first=2), max_duration="3ba") as trainer:
         trainer.fit()
     assert files(tmp_path / "short") == []
-    nothing = "torch_profiler recorded nothing: it would have begun with batch 4, and training ended with batch 3"
-    assert caplog.messages == [nothing]
+    warning = "torch_profiler recorded nothing: it would have begun with batch 4, and training ended with batch 3"
+    assert caplog.messages == [warning]
 
 
 class Stops(Callback):
@@ -114,18 +114,18 @@ class Stops(Callback):
         state.stop_training()
 
 
-def test_training_that_stops_before_anything_was_recorded_says_so(tmp_path: Path, caplog):
+def test_a_resumed_run_that_stops_before_recording_gives_a_warning(tmp_path: Path, caplog):
     with make_trainer(tmp_path, max_duration="6ba") as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
     with make_trainer(tmp_path, TorchProfiler(), Stops(), resume_path=tmp_path / "checkpoint") as trainer:
         trainer.fit()
-    nothing = "torch_profiler recorded nothing: it would have begun with batch 18, and training ended with batch 7"
-    assert caplog.messages == [nothing]
+    warning = "torch_profiler recorded nothing: it would have begun with batch 18, and training ended with batch 7"
+    assert caplog.messages == [warning]
 
 
 @pytest.mark.parametrize("skip_first", [0, 12])
-def test_a_second_one_is_refused(tmp_path: Path, skip_first: int):
+def test_a_second_profiler_is_refused(tmp_path: Path, skip_first: int):
     message = r"callbacks=\['torch_profiler', 'torch_profiler_2'\]: must be a single TorchProfiler"
     with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, TorchProfiler(), TorchProfiler(skip_first=skip_first)).fit()
@@ -142,7 +142,7 @@ class RecordsToo(Callback):
             self.profile.stop()
 
 
-def test_a_cycle_that_meets_another_profiler_is_left_out(tmp_path: Path, caplog):
+def test_a_cycle_is_left_out_if_another_profiler_records(tmp_path: Path, caplog):
     with make_trainer(tmp_path, TorchProfiler(skip_first=3, active=3, repeat=2), RecordsToo()) as trainer:
         trainer.fit()
     assert caplog.messages == ["torch_profiler leaves out batches 5 to 7: another profiler records"]
@@ -150,7 +150,7 @@ def test_a_cycle_that_meets_another_profiler_is_left_out(tmp_path: Path, caplog)
 
 
 class OwnStep(ClassificationModel):
-    """Does forward, loss and backward itself: AFTER_FORWARD never comes."""
+    """Runs forward, loss and backward itself, without the event AFTER_FORWARD."""
 
     def training_step(self, state):
         loss = self.loss(self(state.batch), state.batch)
@@ -161,7 +161,7 @@ class OwnStep(ClassificationModel):
         return {}
 
 
-def test_a_range_that_no_event_closes_outlasts_neither_the_next_nor_the_batch(tmp_path: Path):
+def test_a_range_without_a_closing_event_ends_before_the_next_range_or_with_its_batch(tmp_path: Path):
     profiler = TorchProfiler(skip_first=1)
     arguments = {"model": OwnStep(nn.Linear(3, 2), 2), "grad_accum": 2}
     with make_trainer(tmp_path, profiler, calculates := Calculates(profiler), **arguments) as trainer:
@@ -184,7 +184,7 @@ class Fails(Callback):
             raise RuntimeError("on purpose")
 
 
-def test_a_run_that_fails_has_what_was_recorded(tmp_path: Path):
+def test_a_failed_run_writes_the_batches_recorded_so_far(tmp_path: Path):
     trainer = make_trainer(tmp_path, TorchProfiler(skip_first=2), Fails())
     with pytest.raises(RuntimeError, match="on purpose"):
         trainer.fit()
@@ -203,7 +203,7 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_is_reported_once_and_nothing_is_left(tmp_path: Path, caplog):
+def test_a_full_disk_gives_one_warning_and_leaves_no_file(tmp_path: Path, caplog):
     with make_trainer(tmp_path, profiler := TorchProfiler(active=2, repeat=2), Calculates(profiler)) as trainer:
         with small_files():
             trainer.fit()
@@ -214,7 +214,7 @@ def test_a_full_disk_is_reported_once_and_nothing_is_left(tmp_path: Path, caplog
     assert files(tmp_path) == []
 
 
-def test_a_resumed_run_is_profiled_anew(tmp_path: Path):
+def test_a_resumed_run_is_profiled_in_another_file(tmp_path: Path):
     with make_trainer(tmp_path, TorchProfiler(skip_first=1, active=2), max_duration="6ba") as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
@@ -239,7 +239,7 @@ def test_shapes_stacks_and_memory_are_recorded_on_request(tmp_path: Path):
 
 
 @pytest.mark.gpu
-def test_kernels_are_recorded(tmp_path: Path):
+def test_kernels_of_a_gpu_are_recorded(tmp_path: Path):
     with make_trainer(tmp_path, TorchProfiler(skip_first=1), device="cuda") as trainer:
         trainer.fit()
     (name,) = files(tmp_path)

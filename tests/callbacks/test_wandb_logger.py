@@ -35,7 +35,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_service_is_left() -> Iterator[None]:
+def stop_the_service() -> Iterator[None]:
     yield
     if installed:
         import wandb
@@ -47,10 +47,10 @@ def records(folder: Path) -> list[Any]:
     """Return the records of a run; its end is written some milliseconds after wandb reports that it is finished."""
     (path,) = folder.glob("run-*.wandb")
     deadline = time.monotonic() + PATIENCE
-    while not (found := [*parse(path.read_bytes())]) or not any(record.HasField("exit") for record in found):
+    while not (entries := [*parse(path.read_bytes())]) or not any(record.HasField("exit") for record in entries):
         assert time.monotonic() < deadline, "the run has no end"
         time.sleep(0.02)
-    return found
+    return entries
 
 
 def parse(content: bytes) -> Iterator[Any]:
@@ -65,7 +65,7 @@ def parse(content: bytes) -> Iterator[Any]:
         _, size, kind = struct.unpack_from("<IHB", content, position)
         parts += content[position + 7 : position + 7 + size]
         position += 7 + size
-        if kind in (1, 4) and position <= len(content):  # the whole, or its last part
+        if kind in (1, 4) and position <= len(content):  # a whole record, or its last part
             yield Record.FromString(parts)
             parts = b""
 
@@ -75,14 +75,14 @@ def folders(run_dir: Path) -> list[Path]:
 
 
 def read(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """Return a run as wandb recorded it, and its rows."""
-    found = records(folder)
+    """Return wandb's record of a run, and the rows of its history."""
+    entries = records(folder)
     rows = [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-        for record in found
+        for record in entries
         if record.HasField("history")
     ]
-    return next(record.run for record in found if record.HasField("run")), rows
+    return next(record.run for record in entries if record.HasField("run")), rows
 
 
 def series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
@@ -90,7 +90,7 @@ def series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return everything that was put into the config of a run, in order."""
+    """Return the config of a run, merged from all its updates."""
     merged: dict[str, Any] = {}
     for record in records(folder):
         update = record.run.config if record.HasField("run") else record.config
@@ -131,28 +131,28 @@ def test_wandb_records_what_was_logged(tmp_path: Path):
     assert (image_row["Images/Train/captions"], image_row["batch"]) == (["one", "two"], 6)
     for name, image in zip(image_row["Images/Train/filenames"], images, strict=True):
         assert (np.asarray(Image.open(folder / "files" / name).convert("L")) == image[..., 0]).all()
-    found = config_of(folder)
-    assert found["lr"] == 0.1 and found["before"] == "fit" and found["tags"] == {"commit": "abc"}
-    assert found["store"] == "postgresql://***@host/db" and found["deep"] == {"er": [1, "http://***@host"]}
+    config = config_of(folder)
+    assert config["lr"] == 0.1 and config["before"] == "fit" and config["tags"] == {"commit": "abc"}
+    assert config["store"] == "postgresql://***@host/db" and config["deep"] == {"er": [1, "http://***@host"]}
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_same_run(tmp_path: Path):
+def test_a_resumed_run_keeps_its_id_and_logs_each_step_once(tmp_path: Path):
     saver = CheckpointSaver(save_interval="2ba", keep=-1)
     first, second = WandBLogger(), WandBLogger()
     with make_trainer(tmp_path, first, duration="4ba", callbacks=[saver]) as trainer:
         trainer.fit()
-    time.sleep(1.1)  # a folder of wandb's bears the second in which it was made
+    time.sleep(1.1)  # wandb names folders by the second in which they are made
     with make_trainer(tmp_path, second, resume_path=tmp_path / "checkpoints" / "latest") as trainer:
         trainer.fit()
     assert second.run_id == first.run_id
-    found = [read(folder) for folder in folders(tmp_path)]
-    assert {run.run_id for run, _ in found} == {first.run_id}
-    steps = sorted(step for _, rows in found for step, _ in series(rows, "loss/train/total"))
+    sessions = [read(folder) for folder in folders(tmp_path)]
+    assert {run.run_id for run, _ in sessions} == {first.run_id}
+    steps = sorted(step for _, rows in sessions for step, _ in series(rows, "loss/train/total"))
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_two_runs_have_ids_of_their_own_in_one_process(tmp_path: Path):
+def test_two_runs_in_one_process_have_different_ids(tmp_path: Path):
     ids = []
     for name in ("a", "b"):
         with make_trainer(tmp_path / name, logger := WandBLogger()) as trainer:
@@ -164,7 +164,7 @@ def test_two_runs_have_ids_of_their_own_in_one_process(tmp_path: Path):
     assert ids[0] != ids[1]
 
 
-def test_a_run_that_fails_is_recorded_as_such(tmp_path: Path):
+def test_a_failed_run_has_exit_code_1(tmp_path: Path):
     class Fails(LoggerDestination):
         def batch_end(self, state, logger):
             raise RuntimeError("on purpose")
@@ -175,13 +175,13 @@ def test_a_run_that_fails_is_recorded_as_such(tmp_path: Path):
     assert [record.exit.exit_code for record in records(folder) if record.HasField("exit")] == [1]
 
 
-def test_a_run_that_never_begins_leaves_nothing(tmp_path: Path):
+def test_a_run_without_training_leaves_no_file(tmp_path: Path):
     with make_trainer(tmp_path, WandBLogger(), config={"lr": 0.1}) as trainer:
         trainer.logger.log_tags({"a": "b"})
     assert [*tmp_path.iterdir()] == []
 
 
-def test_training_continues_without_a_key(tmp_path: Path, caplog):
+def test_training_continues_without_an_api_key(tmp_path: Path, caplog):
     with make_trainer(tmp_path, WandBLogger(mode="online"), memory := InMemoryLogger()) as trainer:
         trainer.fit()
     assert len(memory.data["loss/train/total"]) == 6
@@ -190,7 +190,7 @@ def test_training_continues_without_a_key(tmp_path: Path, caplog):
 
 
 @pytest.mark.slow
-def test_a_server_that_never_answers_costs_the_timeout_at_most(tmp_path: Path):
+def test_a_silent_server_delays_only_the_end_of_a_run(tmp_path: Path):
     # In a separate process, because wandb keeps retrying.
     source = """
 import sys, time
@@ -198,7 +198,6 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1:]
 from test_wandb_logger import make_trainer
 from runner.callbacks import WandBLogger
-from runner.libraries.extras import how_to_install
 with make_trainer(Path("run"), WandBLogger(mode="online", close_timeout=5.0)) as trainer:
     began = time.perf_counter()
     trainer.fit()
@@ -211,11 +210,11 @@ print(time.perf_counter() - began)
         env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
         here = Path(__file__).parent
         command = [sys.executable, "-c", source, str(here), str(here.parent / "support")]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    fitting, closing = map(float, done.stdout.split())
+        finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    fitting, closing = map(float, finished.stdout.split())
     assert fitting < 5 and 4.9 < closing < 20
-    assert done.stderr.count("wandb is not done after 5 s: training is not affected") == 1
+    assert finished.stderr.count("wandb is not done after 5 s: training is not affected") == 1
 
 
 def test_defaults_come_from_the_environment(monkeypatch):
@@ -237,7 +236,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     message = f"WandBLogger needs wandb, not installed here: {how_to_install('wandb')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         WandBLogger()

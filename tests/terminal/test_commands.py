@@ -19,7 +19,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_printed_command_names_the_same_folder_again(name: str):
+def test_a_printed_command_is_parsed_back_to_the_same_folder(name: str):
     *start, word, argument = shlex.split(show_command("resume", name, override("trainer.load_path", name)))
     assert start == ["python", "-m", "runner", "resume"] and word == name
     config = OmegaConf.create({"seed": 3})
@@ -29,7 +29,7 @@ def test_a_printed_command_names_the_same_folder_again(name: str):
     assert typed_value([argument], "trainer.load_path") == (None if name == "null" else name)
 
 
-def test_a_usual_folder_needs_no_quotes():
+def test_a_plain_folder_is_printed_without_quotes():
     folder = "outputs/2026-11-23/09-05-20"
     command = f"python -m runner eval {folder} trainer.load_path={folder}"
     assert show_command("eval", folder, override("trainer.load_path", folder)) == command

@@ -36,55 +36,51 @@ from runner.terminal.output import lasting_output, output_to
         (1, 5, 1, 2, "in epoch 2, after 5 batches"),
     ],
 )
-def test_people_count_epochs_from_one(epoch: int, batch: int, in_epoch: int, number: int, described: str):
+def test_epochs_are_shown_from_1(epoch: int, batch: int, in_epoch: int, number: int, described: str):
     now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=in_epoch)
     assert epoch_number(now) == number and describe_time(now) == described
 
 
-def test_what_is_printed_and_logged_goes_to_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    console = logging.StreamHandler(sys.stderr)
-    logging.getLogger().addHandler(console)
+def test_printed_and_logged_text_can_go_only_to_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
     path = tmp_path / "console.log"
     path.write_text("earlier\n")
-    try:
-        with lasting_output(), output_to(str(path)):  # as in a job: `sys.stderr` is not the stream of the handler
-            print("printed")
-            assert path.read_text().endswith("printed\n")  # at once, for those who follow it
-            print_block("title", [("label", "text")])
-            logging.getLogger("runner").warning("logged")
-            print("told", file=sys.stderr)
-            print("no end", end="")
-            assert not make_console().is_terminal
-        print("after")
-        logging.getLogger("runner").warning("logged after")
-    finally:
-        logging.getLogger().removeHandler(console)
-    texts = ["earlier", "printed", "title", "label  text", "logged", "told", "no end"]
+    with lasting_output(), output_to(str(path)):  # as in a job, `sys.stderr` is not the handler's stream
+        print("printed")
+        assert path.read_text().endswith("printed\n")  # immediately, for users who follow the file
+        print_block("title", [("label", "text")])
+        logging.getLogger("runner").warning("logged")
+        print("to stderr", file=sys.stderr)
+        print("no end", end="")
+        assert not make_console().is_terminal
+    print("after")
+    logging.getLogger("runner").warning("logged after")
+    texts = ["earlier", "printed", "title", "label  text", "logged", "to stderr", "no end"]
     assert path.read_text().splitlines() == texts
     assert capsys.readouterr() == ("after\n", "logged after\n")
 
 
-def test_what_is_printed_can_go_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    console = logging.StreamHandler(sys.stderr)
-    logging.getLogger().addHandler(console)
-    try:
-        with lasting_output(), output_to(str(tmp_path / "console.log"), is_printed=True):
-            print("printed")
-            logging.getLogger("runner").warning("logged")
-            print("told", file=sys.stderr)
-    finally:
-        logging.getLogger().removeHandler(console)
-    assert (tmp_path / "console.log").read_text() == "printed\nlogged\ntold\n"
-    assert capsys.readouterr() == ("printed\n", "logged\ntold\n")
+def test_printed_and_logged_text_can_go_to_file_and_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
+    with lasting_output(), output_to(str(tmp_path / "console.log"), is_printed=True):
+        print("printed")
+        logging.getLogger("runner").warning("logged")
+        print("to stderr", file=sys.stderr)
+    assert (tmp_path / "console.log").read_text() == "printed\nlogged\nto stderr\n"
+    assert capsys.readouterr() == ("printed\n", "logged\nto stderr\n")
 
 
-def test_without_a_file_the_terminal_stays():
+def test_without_a_file_text_stays_on_the_terminal():
     stream = sys.stdout
     with output_to(""):
         assert sys.stdout is stream
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]):
+def test_a_full_disk_gives_one_warning_and_no_error(capsys: pytest.CaptureFixture[str]):
     with output_to("/dev/full"):
         print("lost")
         print("lost, too", end="")
@@ -92,7 +88,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(capsys: pytest.CaptureFixture
     assert written.out == "" and written.err.count("full cannot be written") == 1
 
 
-def test_lines_end_with_their_text(capsys: pytest.CaptureFixture[str]):
+def test_lines_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]):
     print_block("title", [("label", "text " * 40), ("another", "short")])
     make_console().print(Unpadded(f"padded{' ' * 20}"))
     lines = capsys.readouterr().out.splitlines()
@@ -100,14 +96,14 @@ def test_lines_end_with_their_text(capsys: pytest.CaptureFixture[str]):
     assert lines[1].startswith("label    text") and max(map(len, lines)) <= 120
 
 
-def test_a_console_is_as_wide_as_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+def test_a_console_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert make_console().width == 120
     monkeypatch.setenv("COLUMNS", "60")
     assert make_console().width == 60
 
 
-def test_a_run_in_a_pipe_has_its_title_when_it_begins(
+def test_in_a_pipe_only_a_run_that_begins_prints_its_title(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -123,7 +119,7 @@ def test_a_run_in_a_pipe_has_its_title_when_it_begins(
 
 
 @pytest.mark.parametrize("printed", [False, True])
-def test_on_a_terminal_the_title_comes_early_and_goes_when_the_run_is_refused(
+def test_on_a_terminal_the_title_of_a_refused_run_is_erased(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: bool
 ):
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -131,8 +127,8 @@ def test_on_a_terminal_the_title_comes_early_and_goes_when_the_run_is_refused(
     monkeypatch.delenv("NO_COLOR", raising=False)
     folder = tmp_path / "run"
     name = "a-name-of-more-than-forty-characters-on-two-lines"
-    ours, theirs = pty.openpty()
-    with open(theirs, "w") as terminal:
+    controller, device = pty.openpty()
+    with open(device, "w") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         with lasting_output():
             announce(name, folder)
@@ -144,22 +140,22 @@ def test_on_a_terminal_the_title_comes_early_and_goes_when_the_run_is_refused(
             announce(name, Path("there"))
             take_back_title()
     shown = ""
-    with suppress(OSError):  # at the end of what was written
-        while more := os.read(ours, 65536).decode():
+    with suppress(OSError):  # at the end of the output
+        while more := os.read(controller, 65536).decode():
             shown += more
-    os.close(ours)
+    os.close(controller)
     assert shown.count(name) == 2
     assert ("there\x1b[0m\r\n\x1b[1A\x1b[J" in shown) != printed
     assert shown.endswith("\x1b[2A\x1b[J")
 
 
 @pytest.mark.parametrize("stderr_is_a_file", [False, True])
-def test_what_is_logged_below_a_live_line_has_a_line_of_its_own(
+def test_a_logged_line_does_not_mix_with_a_live_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr_is_a_file: bool
 ):
     monkeypatch.setenv("TERM", "xterm-256color")
-    ours, theirs = pty.openpty()
-    with open(theirs, "w") as terminal, (tmp_path / "errors").open("w") as file:
+    controller, device = pty.openpty()
+    with open(device, "w") as terminal, (tmp_path / "errors").open("w") as file:
         stderr = file if stderr_is_a_file else terminal
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setattr(sys, "stderr", stderr)
@@ -170,64 +166,64 @@ def test_what_is_logged_below_a_live_line_has_a_line_of_its_own(
         def wait_for(text: bytes) -> bytes:
             seen = b""
             while text not in seen:
-                assert select.select([ours], [], [], 60)[0], seen
-                seen += os.read(ours, 65536)
+                assert select.select([controller], [], [], 60)[0], seen
+                seen += os.read(controller, 65536)
             return seen
 
         for _ in range(2):
             with live_line(make_console(), lambda: "the live line", interval=0.01):
                 shown += wait_for(b"the live line")
-                logging.getLogger("runner").warning("it is told")
+                logging.getLogger("runner").warning("a warning")
                 shown += wait_for(b"the live line")
             assert handler.stream is sys.stderr is stderr
         terminal.write("the end")
         terminal.flush()
         shown += wait_for(b"the end")
-    os.close(ours)
+    os.close(controller)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
     assert lines.count("the live line") >= 4
-    assert lines.count("it is told") == (0 if stderr_is_a_file else 2)
-    assert {*lines} <= {"the live line", "it is told", "the end", ""}
-    assert (tmp_path / "errors").read_text() == ("it is told\n" * 2 if stderr_is_a_file else "")
+    assert lines.count("a warning") == (0 if stderr_is_a_file else 2)
+    assert {*lines} <= {"the live line", "a warning", "the end", ""}
+    assert (tmp_path / "errors").read_text() == ("a warning\n" * 2 if stderr_is_a_file else "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_what_a_full_disk_does_not_take_is_lost_and_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with open("/dev/full", "w") as full, (tmp_path / "told").open("w+") as told:
+def test_output_to_a_full_disk_is_lost_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with open("/dev/full", "w") as full, (tmp_path / "errors").open("w+") as errors:
         monkeypatch.setattr(sys, "stdout", full)
-        monkeypatch.setattr(sys, "stderr", told)
+        monkeypatch.setattr(sys, "stderr", errors)
         with lasting_output():
             for _ in range(3):
                 print("lost", flush=True)
             print_block("title", [("label", "text")])
             print("x" * 100_000)
             print("kept", file=sys.stderr)
-        assert (sys.stdout, sys.stderr) == (full, told)
-        told.seek(0)
-        warning, kept = told.read().splitlines()
+        assert (sys.stdout, sys.stderr) == (full, errors)
+        errors.seek(0)
+        warning, kept = errors.read().splitlines()
         with pytest.raises(OSError, match="No space left"):
             full.flush()
-        os.dup2(told.fileno(), full.fileno())  # there is space again, for what was left
+        os.dup2(errors.fileno(), full.fileno())  # there is space again, for the buffered rest
     assert warning.startswith("WARNING: stdout cannot be written ([Errno 28] No space left on device): ")
     assert kept == "kept"
 
 
-def test_a_stream_that_nobody_reads_is_no_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_closed_pipe_gives_neither_an_error_nor_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     reader, writer = os.pipe()
     os.close(reader)
-    told = (tmp_path / "told").open("w+")
-    with told, open(writer, "w") as unread:
-        monkeypatch.setattr(sys, "stdout", told)
+    output = (tmp_path / "output").open("w+")
+    with output, open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", output)
         monkeypatch.setattr(sys, "stderr", unread)
         with lasting_output():
             print("lost", file=sys.stderr, flush=True)
             print("kept")
-        os.dup2(told.fileno(), writer)  # which takes what was left
-    assert "WARNING" not in (tmp_path / "told").read_text()
+        os.dup2(output.fileno(), writer)  # so that the buffered rest can be written
+    assert "WARNING" not in (tmp_path / "output").read_text()
 
 
-def test_streams_that_are_closed_are_no_file_s():
-    """The next file that is opened has the least number that is free."""
+def test_opened_files_do_not_take_the_place_of_closed_standard_streams():
+    """A file that is opened gets the lowest free descriptor."""
     program = (
         "import os, sys\n"
         "from runner.terminal.output import lasting_output\n"

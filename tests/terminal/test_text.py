@@ -16,19 +16,19 @@ from runner.terminal.text import Column, draw_table, show_seconds
         *((600, "10 min"), (7800, "2 h 10 min"), (864000, "10.0 days"), (float("nan"), "?"), (-1, "?"), (1e300, "?")),
     ],
 )
-def test_durations_have_units_that_people_use(seconds: float, shown: str):
+def test_durations_are_shown_in_readable_units(seconds: float, shown: str):
     assert show_seconds(seconds) == shown
 
 
-def test_a_table_has_numbers_on_the_right_and_heads_that_end_on_one_line():
+def test_a_table_aligns_numbers_right_and_titles_at_the_bottom():
     table = [Column(["run"], ["a", "bcd"]), Column(["eval/", "loss"], ["0.5", "10"], is_number=True)]
     assert draw_table(table) == ["     eval/", "run   loss", "a      0.5", "bcd     10"]
 
 
-def test_a_long_table_takes_time_in_proportion_to_its_rows():
+def test_the_time_to_draw_a_table_is_linear_in_its_rows():
     def seconds(rows: int) -> float:
         start_time = time.process_time()
         draw_table([Column(["run"], ["outputs"] * rows), Column(["loss"], ["0.5"] * rows, is_number=True)])
         return time.process_time() - start_time
 
-    assert seconds(10_000) < 100 * max(seconds(500), 1e-4)  # 20 times the rows; 400 times if each looked at all others
+    assert seconds(10_000) < 100 * max(seconds(500), 1e-4)  # 20 times the rows; a quadratic time would be 400-fold

@@ -48,7 +48,7 @@ def test_parameters_omit_defaults_and_the_name_of_the_run() -> None:
     }
 
 
-def test_parameters_changed_or_added_on_resume_are_tags(folder: Path) -> None:
+def test_parameters_changed_or_added_on_resume_become_tags(folder: Path) -> None:
     for lr, more in ((0.1, {}), (0.2, {"grad_accum": 4})):
         config = {"optimizer": {"lr": lr}, "trainer": {"_target_": "runner.Trainer", **more}}
         with logging_to(MLflowLogger(), "r", config=config) as (_, logger):
@@ -141,7 +141,7 @@ def test_a_sweep_and_its_jobs_have_names_parameters_notes_and_columns(run_app: A
     note = tags["mlflow.note.content"]
     assert f"[Learning curves](#/experiments/1/runs/{job}/artifacts/plots/learning_curves.png)" in note
     assert "[All runs and their results](#/experiments/1/runs?viewStateShareKey=runner)" in note
-    assert "![" not in note and "```" not in note  # the UI would show pictures too wide, and would not wrap code
+    assert "![" not in note and "```" not in note  # MLflow shows pictures too wide, and does not wrap code
     assert "train 1,200 samples" in tags["mlflow.note.content"] and "Data: digits" in tags["mlflow.note.content"]
     inputs = main_runs.query(tmp_path, "select distinct name, length(digest) from datasets")
     assert inputs == [("digits", 16)]

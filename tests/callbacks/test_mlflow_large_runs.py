@@ -23,7 +23,7 @@ from runner.callbacks._mlflow.spool import TAIL, Sent, Spool, read_entries, read
 from runner.callbacks._mlflow.target import make_target, resolve_uri
 from runner.callbacks._mlflow.thinning import WINDOW, SendingRate, Thinning
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of MLflow, which otherwise only the writer imports
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of MLflow, which otherwise only the writer imports
 Values = list[tuple[dict[str, float], int, float]]
 
 
@@ -81,7 +81,7 @@ def test_a_thinned_run_keeps_rare_values_and_the_last_of_each_key(folder: Path) 
     values = [({"fast": float(step)} | ({} if step % 20 else {"rare": 0.5}), step, step / 10) for step in range(96)]
     assert deliver(values, max_values_per_second=2)
     assert points("rare") == [(step, 0.5) for step in range(0, 96, 20)]
-    assert points("fast") == [(step, float(step)) for step in (*range(0, 96, 10), 95)]  # two keys: one a second
+    assert points("fast") == [(step, float(step)) for step in (*range(0, 96, 10), 95)]  # one value a second
     assert sum("m" in (entry or {}) for entry, _ in read_entries(folder / "r" / "mlflow" / "spool.jsonl")) == 96
 
 

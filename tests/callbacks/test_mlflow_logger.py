@@ -21,6 +21,7 @@ import pytest
 import torch
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import wait_until
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import ClassificationModel, Trainer
@@ -55,16 +56,8 @@ class FailingAtOnce(ClassificationModel):
 def make_trainer(model: type[ClassificationModel], *loggers: Any, **arguments: Any) -> Trainer:
     generator = torch.Generator().manual_seed(0)
     samples = [(torch.randn(4, 2, generator=generator), torch.tensor([0, 1, 0, 1])) for _ in range(12)]
-    return Trainer(
-        model=model(nn.Linear(2, 2), num_classes=2),
-        train_dataloader=samples,
-        eval_dataloader=samples[:2],
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        max_duration="2ep",
-        loggers=loggers,
-        device="cpu",
-        **arguments,
-    )
+    data = {"train_dataloader": samples, "eval_dataloader": samples[:2], "max_duration": "2ep"}
+    return tiny_trainer(model=model(nn.Linear(2, 2), num_classes=2), loggers=loggers, **data, **arguments)
 
 
 def test_mlflow_has_the_data_and_artifacts_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ import stores
 import torch
 from made_once import MAKE_STORES
 from python_process import PATIENCE, processes_in, run_python, start_python, wait_until
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import Callback, ClassificationModel, Logger, State, Trainer
+from runner import Callback, Logger, State, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
 from runner.callbacks._mlflow.spool import read_entries
 from runner.callbacks._mlflow.writer_process import shared_writer
@@ -151,7 +151,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 class Script(Callback):
-    """Runs actions at the start of batches, and slows training down to `pause` seconds per batch."""
+    """Runs actions at the start of batches, and waits `pause` seconds in each batch."""
 
     def __init__(self, pause: float, **actions: Callable[[], object]) -> None:
         self.pause = pause
@@ -163,17 +163,9 @@ class Script(Callback):
 
 
 def make_trainer(run_dir: Path, batches: int, *loggers: Any, callbacks: Any = ()) -> Trainer:
-    samples = [(torch.randn(4, 2), torch.tensor([0, 1, 0, 1])) for _ in range(100)]
-    return Trainer(
-        model=ClassificationModel(nn.Linear(2, 2), num_classes=2),
-        train_dataloader=samples,
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        max_duration=f"{batches}ba",
-        loggers=loggers,
-        callbacks=list(callbacks),
-        device="cpu",
-        run_dir=run_dir,
-    )
+    samples = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(100)]
+    arguments = {"train_dataloader": samples, "max_duration": f"{batches}ba", "run_dir": run_dir}
+    return tiny_trainer(*callbacks, loggers=loggers, **arguments)
 
 
 def test_a_server_gets_everything_from_a_run_and_from_its_resumption(

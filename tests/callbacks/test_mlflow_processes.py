@@ -38,7 +38,7 @@ state = make_state(sys.argv[1])
 logger = Logger(state, [destination])
 destination.init(state, logger)
 log_steps(state, logger, range(1, 26))
-if "kill" in sys.argv and "kill-writer" not in sys.argv:  # the writer's start would take some of its last seconds
+if "kill" in sys.argv and "kill-writer" not in sys.argv:  # starting the writer would take up its last seconds
     logger.flush()
     wait_until(lambda: destination.run_id)
 log_steps(state, logger, range(26, 51))
@@ -103,7 +103,7 @@ def test_the_entry_of_a_run_sent_from_elsewhere_is_removed(folder: Path, monkeyp
     with logging_to(MLflowLogger(), "outputs/a"):
         pass
     writer = shared_writer()
-    os.kill(writer.pid, signal.SIGKILL)  # because it remembers that the run is sent
+    os.kill(writer.pid, signal.SIGKILL)  # it remembers that the run was sent
     wait_until(lambda: not writer.is_alive)
     other = folder / "other"
     other.mkdir()

@@ -62,7 +62,7 @@ def test_a_deleted_experiment_is_reported_and_gets_its_data_later(folder: Path, 
     assert points("loss") == [(step, float(step)) for step in range(1, 5)]
 
 
-@pytest.mark.filterwarnings("ignore")  # those of MLflow, which otherwise only the writer imports
+@pytest.mark.filterwarnings("ignore")  # warnings of MLflow, which otherwise only the writer imports
 def test_a_run_folder_is_found_by_its_mlflow_id(folder: Path) -> None:
     from runner.callbacks._mlflow.store import find_run
 
@@ -105,7 +105,7 @@ def test_retrained_batches_appear_twice_if_their_loss_differs(folder: Path, capl
         "MLflow: batch 4 had a different loss when it was trained before; from that batch on, the run contains the "
         "values of both sessions"
     ]
-    log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # as in the last session
+    log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # the losses of the last session
     assert len(caplog.records) == 1
     assert points("speed") == [
         *((step, 1.0) for step in (1, 2, 3)),

@@ -13,7 +13,7 @@ from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow import session
 from runner.files.whole import read_object
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of MLflow, which otherwise only the writer imports
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of MLflow, which otherwise only the writer imports
 
 
 def log_unsent(run_dir: str, *arguments: Any) -> None:

@@ -165,7 +165,7 @@ def test_a_loss_has_to_fall_below_the_target_and_gives_a_warning(target: float, 
 
 
 class ScriptedModel(ClassificationModel):
-    """Has these values as accuracies, one per evaluation."""
+    """Reports these values as accuracies, one per evaluation."""
 
     def __init__(self, *values: float):
         super().__init__(nn.Linear(3, 2), 2)

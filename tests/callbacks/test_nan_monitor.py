@@ -11,7 +11,7 @@ from runner.callbacks import CheckpointSaver, NaNMonitor
 from runner.callbacks.nan_monitor import SLOTS
 from runner.data import TensorLoader
 
-BATCHES = 6  # an epoch
+BATCHES = 6  # per epoch
 
 
 class Diverging(ClassificationModel):

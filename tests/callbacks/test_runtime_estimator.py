@@ -102,7 +102,7 @@ def sample(batches: int) -> list[Any]:
 @pytest.mark.usefixtures("steady")
 def test_the_estimate_equals_the_remaining_time_of_the_run():
     clock, memory = Clock(), InMemoryLogger()
-    evaluators = [Evaluator("eval", sample(1)), Evaluator("long", sample(6), eval_interval="3ep")]  # and at the end
+    evaluators = [Evaluator("eval", sample(1)), Evaluator("long", sample(6), eval_interval="3ep")]  # also at the end
     monitor = RuntimeEstimator(time_unit="seconds")
     with make_trainer(clock, monitor, eval_dataloader=evaluators, loggers=[memory]) as trainer:
         trainer.fit()
@@ -187,7 +187,7 @@ def test_the_estimate_by_a_real_clock_is_at_least_the_loading_time():
     with make_trainer(RuntimeEstimator(0, "seconds"), train_dataloader=loader, loggers=[memory]) as trainer:
         trainer.fit("1ep")
     steps, values = memory.get_timeseries(KEY)
-    left = [(5 - step) * (10 * BATCH + (step - 1) * BATCH) / step for step in range(1, 6)]  # the first is slow
+    left = [(5 - step) * (10 * BATCH + (step - 1) * BATCH) / step for step in range(1, 6)]  # the first batch is slow
     assert steps == [*range(1, 6)]
     assert all(value >= least for value, least in zip(values, left, strict=True))
 

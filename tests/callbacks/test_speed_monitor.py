@@ -77,7 +77,7 @@ def test_rates_include_loading_but_not_evaluations():
 
 
 class Watch(Callback):
-    """Records when each batch ended, and waits, which counts as training if it runs before the monitor."""
+    """Records when each batch ended, and waits; the monitor counts the wait if it runs afterwards."""
 
     def __init__(self, seconds: float = 0.0):
         self.seconds = seconds

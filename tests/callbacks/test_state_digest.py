@@ -95,7 +95,7 @@ def test_the_first_difference_names_the_batch_and_the_parts(tmp_path: Path):
     assert first_difference(tmp_path / "a", tmp_path / "seed") == (0, 1, PARTS[1:])  # the data has its own seed
     agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "order")
     assert (agreed, batch) == (0, 1)
-    assert set(parts) == {*PARTS} - {"randomness"}  # dropout draws as many numbers
+    assert set(parts) == {*PARTS} - {"randomness"}  # dropout draws the same number of values
     agreed, batch, parts = first_difference(tmp_path / "a", tmp_path / "nudge")
     assert (agreed, batch) == (4, 5)
     assert "weights" in parts and not {"samples", "content", "randomness"} & set(parts)

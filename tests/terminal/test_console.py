@@ -96,7 +96,7 @@ def test_lines_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]):
     assert lines[1].startswith("label    text") and max(map(len, lines)) <= 120
 
 
-def test_a_console_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch):
+def test_columns_sets_the_width_of_a_console(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert make_console().width == 120
     monkeypatch.setenv("COLUMNS", "60")

@@ -63,7 +63,8 @@ def test_readings_match_the_load_of_the_machine(tmp_path: Path):
     now = psutil.virtual_memory()
     assert readings["system/node0/memory_gb"][1][-1] == pytest.approx((now.total - now.available) / 1e9, rel=0.3)
     assert readings["system/node0/memory_percent"][1][-1] == pytest.approx(now.percent, rel=0.3)
-    assert readings["system/node0/disk_percent"][1][-1] == pytest.approx(psutil.disk_usage(tmp_path).percent, abs=1.0)
+    usage = psutil.disk_usage(str(tmp_path))
+    assert readings["system/node0/disk_percent"][1][-1] == pytest.approx(usage.percent, abs=1.0)
     assert all(0 <= value <= 100 for value in readings["system/node0/cpu_percent"][1])
     assert max(readings["system/node0/cpu_percent"][1]) > 0
     for name in ("sent", "received"):

@@ -130,7 +130,9 @@ class Store:
 
 
 @pytest.fixture
-def store(mlflow_server: Any) -> Store:
+def store(mlflow_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The server's store; runs of this process list unsent data in `tmp_path`, not in the repository."""
+    monkeypatch.chdir(tmp_path)
     return Store(mlflow_server)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from limited_files import limited_files
 from tiny_runs import make_data, tiny_trainer
 from torch import nn
 
@@ -354,14 +354,10 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
 
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, caplog):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with make_trainer(tmp_path, EventTrace()) as trainer:
         trainer.fit()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-        try:
+        with limited_files(100):
             trainer.close()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [message.startswith("event_trace cannot write (") for message in caplog.messages] == [True]
     assert list((tmp_path / "event_trace").iterdir()) == []
 

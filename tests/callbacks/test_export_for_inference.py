@@ -3,13 +3,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from limited_files import limited_files
 from safetensors.torch import load_file
 from tiny_runs import tiny_trainer
 from torch import Tensor, nn
@@ -354,13 +354,8 @@ def test_a_full_disk_does_not_fail_a_trained_run(save_format: str, tmp_path: Pat
     memory = InMemoryLogger()
     model = ClassificationModel(nn.Sequential(nn.Linear(3, 100_000), nn.Linear(100_000, 2)), 2)
     export = ExportForInference(save_format)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with make_trainer(tmp_path, export, model=model, loggers=[memory]) as trainer:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limit[1]))
-        try:
-            trainer.fit()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with make_trainer(tmp_path, export, model=model, loggers=[memory]) as trainer, limited_files(1_000_000):
+        trainer.fit()
     path = tmp_path / export.save_path
     (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert message == f"training is done; the export failed: {path} cannot be written (File too large)"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import resource
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from limited_files import limited_files
 from tiny_runs import tiny_trainer
 
 from runner import Callback, Logger, MetricRecord, State, Timestamp, Trainer, save_checkpoint
@@ -77,14 +78,10 @@ def test_a_full_disk_gives_one_warning_and_leaves_no_files(tmp_path, caplog):
     class FullDisk(Callback):
         def epoch_end(self, state, logger):
             if state.timestamp.epoch == 4:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+                stack.enter_context(limited_files(1000))
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with make_trainer(tmp_path, FullDisk(), LearningCurves(), max_duration="4ep") as trainer:
-            trainer.fit()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with ExitStack() as stack, make_trainer(tmp_path, FullDisk(), LearningCurves(), max_duration="4ep") as trainer:
+        trainer.fit()
     (record,) = caplog.records
     assert record.getMessage().startswith("learning_curves cannot write ([Errno 27] ")
     assert list((tmp_path / "run").iterdir()) == []

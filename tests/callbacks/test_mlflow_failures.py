@@ -6,7 +6,6 @@ import errno
 import io
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limited_files import limited_files
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import wait_until
 
@@ -133,13 +133,8 @@ def test_a_run_folder_that_cannot_be_written_gives_one_warning(folder: Path, cap
 def test_a_spool_continues_after_a_full_disk_and_an_incomplete_line(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.append({"tags": {}})
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30, limit[1]))
-    try:
-        with pytest.raises(OSError, match="could be written"):
-            spool.append({"tags": {"a long key": "a long value"}})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with limited_files(30), pytest.raises(OSError, match="could be written"):
+        spool.append({"tags": {"a long key": "a long value"}})
     spool.append({"tags": {"after": 1}})
     assert spool.size == spool.path.stat().st_size
     spool.close()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from limited_files import limited_files
 from tiny_runs import tiny_trainer
 from torch import nn
 from torchmetrics import Metric
@@ -305,13 +305,9 @@ def test_an_evaluation_without_training_writes_nothing(tmp_path: Path):
 
 
 def test_a_full_disk_gives_one_warning_and_training_continues(tmp_path: Path, caplog):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=2.0)) as trainer:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))  # bytes, enough until training starts
-        try:
+        with limited_files(4_000):  # enough until training starts
             trainer.fit()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert trainer.state.timestamp.batch == 6
     (message,) = caplog.messages
     assert message.startswith("mlperf_callback cannot write (")

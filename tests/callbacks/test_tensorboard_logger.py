@@ -4,13 +4,13 @@ import importlib.util
 import math
 import random
 import re
-import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from limited_files import limited_files
 from logged_runs import make_trainer
 
 from runner import MetricRecord, Timestamp
@@ -96,13 +96,8 @@ def test_events_before_and_after_a_full_disk_can_be_read(tmp_path: Path):
     summaries = [Summary(value=[Summary.Value(tag="a", simple_value=value)]) for value in range(9)]
     events = [{"wall_time": 0.0, "step": step, "summary": summary} for step, summary in enumerate(summaries)]
     file.write(events[:2])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.iterdir()).stat().st_size + 60, limits[1]))
-    try:
-        with pytest.raises(OSError, match="No space left"):
-            file.write(events[2:7])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited_files(next(tmp_path.iterdir()).stat().st_size + 60), pytest.raises(OSError, match="No space left"):
+        file.write(events[2:7])
     file.write(events[7:])
     file.close()
     assert [event.step for event in read(tmp_path).Scalars("a")] == [0, 1, 7, 8]

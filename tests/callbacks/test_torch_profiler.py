@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_runs
 import torch
+from limited_files import limited_files
 from torch import nn
 
 from runner import Callback, ClassificationModel, save_checkpoint
@@ -192,20 +190,9 @@ def test_a_failed_run_writes_the_batches_recorded_so_far(tmp_path: Path):
     assert not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
-@contextlib.contextmanager
-def small_files() -> Iterator[None]:
-    """Limit files to 20 KB, so that torch fails as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_full_disk_gives_one_warning_and_leaves_no_file(tmp_path: Path, caplog):
     with make_trainer(tmp_path, profiler := TorchProfiler(active=2, repeat=2), Calculates(profiler)) as trainer:
-        with small_files():
+        with limited_files(20_000):
             trainer.fit()
         assert trainer.state.timestamp.batch == 20
     (message,) = caplog.messages

@@ -7,10 +7,8 @@ import errno
 import json
 import os
 import pickle
-import resource
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from limited_files import limited_files
 from manifests import seal
 from python_process import run_python, start_python
 
@@ -127,14 +126,8 @@ def test_a_file_or_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path):
 @contextlib.contextmanager
 def small_files(folder: Path) -> Iterator[Path]:
     """Limit the files of this process to one megabyte."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTE, limits[1]))
-    try:
+    with limited_files(MEGABYTE):
         yield folder
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @contextlib.contextmanager

@@ -24,12 +24,12 @@ from runner.files.addresses import has_hidden, hidden_everywhere, without_creden
         ("write to me@work, or see http://host", "write to me@work, or see http://host"),
     ],
 )
-def test_an_address_is_shown_without_what_opens_it(address: str, shown: str):
+def test_credentials_in_an_address_are_hidden(address: str, shown: str):
     assert without_credentials(address) == shown == without_credentials(shown)
     assert has_hidden(shown) is (shown != address)
 
 
-def test_credentials_are_found_where_they_stand_alone():
+def test_credentials_of_an_address_are_hidden_wherever_they_appear():
     address = "http://bob:s3cr@t@host/?token=a/b c"
     text = f"{address}; url: /?token=a/b%20c/api; user bob:s3cr%40t; s3cr@t; a%2Fb%20c"
     assert without_credentials_of(address, text) == "http://***@host/?*** url: /?token=***/api; user bob:***; ***; ***"
@@ -37,6 +37,6 @@ def test_credentials_are_found_where_they_stand_alone():
     assert without_credentials_of("", "a") == "a"
 
 
-def test_nested_values_are_shown_so_too():
+def test_credentials_in_nested_values_are_hidden():
     value = {"a": ["http://b:c@d", 1, None, {"e": ("http://f:g@h",)}], "lr": 0.1}
     assert hidden_everywhere(value) == {"a": ["http://***@d", 1, None, {"e": ["http://***@h"]}], "lr": 0.1}

@@ -13,14 +13,14 @@ from runner.records.uncommitted import loose_modules
 
 
 def run_git(folder: Path, *arguments: str) -> str:
-    """The output of git as a user runs it."""
-    who = ("-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "protocol.file.allow=always")
-    return subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+    """Run a git command as a user would, and return its output."""
+    options = ("-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "protocol.file.allow=always")
+    return subprocess.run(["git", *options, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a repository with a submodule in `lib` and a committed file in each."""
+    """Work in a repository with two committed files, and a submodule in `lib` with the same files."""
     for name in ("origin", "work"):
         folder = tmp_path / name
         folder.mkdir()
@@ -37,7 +37,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def set_traps(folder: Path, marks: Path) -> None:
-    """Let git in a repository run programs wherever its settings can name one."""
+    """Set each option of a repository that makes git run a program; every program leaves a file in `marks`."""
     marks.mkdir(exist_ok=True)
 
     def program(name: str) -> str:
@@ -64,7 +64,7 @@ def test_reading_a_repository_runs_none_of_its_programs(repository: Path, tmp_pa
     marks = tmp_path / "marks"
     for folder in (repository, repository / "lib"):
         set_traps(folder, marks)
-        for name in ("own.py", "data.bin"):  # so that git looks into the files
+        for name in ("own.py", "data.bin"):  # makes git read the files
             os.utime(folder / name, (1, 1))
     assert git_commit() is not None
     patch()
@@ -72,7 +72,7 @@ def test_reading_a_repository_runs_none_of_its_programs(repository: Path, tmp_pa
     assert git_tags(str(repository), tmp_path)["mlflow.source.git.commit"] == git_commit()
     assert [*marks.iterdir()] == []
     subprocess.run(["git", "status"], cwd=repository, capture_output=True)
-    assert [*marks.iterdir()] != []  # as it would be without care
+    assert [*marks.iterdir()] != []  # plain git runs them
 
 
 def test_changes_in_submodules_are_part_of_the_patch(repository: Path):
@@ -80,22 +80,22 @@ def test_changes_in_submodules_are_part_of_the_patch(repository: Path):
     (repository / "lib" / "own.py").write_text("a = 2\n")
     assert git_tags(".", repository)["mlflow.source.git.dirty"] == "true"
     (repository / "own.py").write_text("a = 3\n")
-    made = patch()
+    diff = patch()
     run_git(repository, "checkout", "-q", "own.py")
     run_git(repository / "lib", "checkout", "-q", "own.py")
     assert patch() == b""
-    subprocess.run(["git", "apply"], cwd=repository, input=made, check=True)
+    subprocess.run(["git", "apply"], cwd=repository, input=diff, check=True)
     assert (repository / "lib" / "own.py").read_text() == "a = 2\n"
     assert (repository / "own.py").read_text() == "a = 3\n"
 
 
-def test_files_that_need_a_filter_are_named_if_they_changed(repository: Path, caplog: pytest.LogCaptureFixture):
+def test_changed_files_that_need_a_filter_are_named_in_a_warning(repository: Path, caplog: pytest.LogCaptureFixture):
     run_git(repository, "config", "filter.f.clean", "tr a-z A-Z")
     (repository / ".git" / "info" / "attributes").write_text("data.bin filter=f\n")
     (repository / "data.bin").write_text("other\n")
     (repository / "own.py").write_text("a = 2\n")
-    made = patch()
-    assert b"own.py" in made and b"data.bin" not in made
+    diff = patch()
+    assert b"own.py" in diff and b"data.bin" not in diff
     assert "changes of these files are not recorded: data.bin" in caplog.text
 
 
@@ -111,13 +111,13 @@ def test_a_checkout_of_another_owner_is_recorded(repository: Path, monkeypatch: 
     assert git_commit() == commit and b"+a = 2" in patch()
 
 
-def test_a_repository_that_git_cannot_read_is_no_secret(repository: Path, caplog: pytest.LogCaptureFixture):
+def test_a_repository_that_git_cannot_read_is_reported(repository: Path, caplog: pytest.LogCaptureFixture):
     (repository / ".git" / "HEAD").write_text("broken")
     assert git_commit() is None and patch() == b""
     assert "git failed, so the commit or uncommitted changes are not recorded: fatal: not a git repo" in caplog.text
 
 
-def test_nothing_is_said_where_there_is_nothing_to_record(
+def test_nothing_is_logged_without_a_repository_or_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.chdir(tmp_path)
@@ -126,7 +126,7 @@ def test_nothing_is_said_where_there_is_nothing_to_record(
     assert git_commit() is None and patch() == b"" and caplog.text == ""
 
 
-def test_a_large_file_that_has_changed_is_recorded_by_its_digest(
+def test_a_changed_large_file_is_recorded_by_its_digest(
     repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(patches, "LARGE", 1000)
@@ -142,20 +142,20 @@ def test_a_large_file_that_has_changed_is_recorded_by_its_digest(
     (repository / "gone.bin").unlink()
     os.utime(repository / "touched.bin", (1, 1))
     (repository / "own.py").write_text("a = 2\n")
-    made = patch()
-    lines = made.decode().splitlines()
+    diff = patch()
+    lines = diff.decode().splitlines()
     digest = run_git(repository, "hash-object", "large.bin").strip()
     assert f'# not recorded: "large.bin", 3000 bytes, blob {digest}' in lines
     assert '# not recorded: "gone.bin", which is gone' in lines
     assert lines[2].startswith('# not recorded: "lib/inner.bin", 10 bytes, blob ')
-    assert "touched" not in made.decode() and "GIT binary patch" not in made.decode()
+    assert "touched" not in diff.decode() and "GIT binary patch" not in diff.decode()
     assert 'only size and digest of large files that have changed: "gone.bin", which is gone' in caplog.text
     run_git(repository, "checkout", "-q", "own.py")
-    subprocess.run(["git", "apply"], cwd=repository, input=made, check=True)
+    subprocess.run(["git", "apply"], cwd=repository, input=diff, check=True)
     assert (repository / "own.py").read_text() == "a = 2\n"
 
 
-def test_files_beyond_a_total_size_are_left_out_the_largest_first(repository: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_largest_changes_are_left_out_above_a_total_size(repository: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(patches, "TOTAL", 700)
     for number in (1, 2, 3):
         (repository / f"{number}.txt").write_text("a" * 100 * number)
@@ -164,10 +164,10 @@ def test_files_beyond_a_total_size_are_left_out_the_largest_first(repository: Pa
     for number in (1, 2, 3):
         (repository / f"{number}.txt").write_text("b" * 100 * number)
     (repository / "own.py").write_text("a = 2\n")
-    made = patch().decode()
-    assert made.count("# not recorded: ") == 0
+    diff = patch().decode()
+    assert diff.count("# not recorded: ") == 0
     (repository / "3.txt").write_text("b" * 900)
-    made = patch().decode()
-    assert made.count("# not recorded: ") == 1 and '"3.txt", 900 bytes' in made and "+++ b/2.txt" in made
+    diff = patch().decode()
+    assert diff.count("# not recorded: ") == 1 and '"3.txt", 900 bytes' in diff and "+++ b/2.txt" in diff
     monkeypatch.setattr(patches, "DIGESTED", 100)
     assert '"3.txt", 900 bytes, modified at ' in patch().decode()

@@ -1,4 +1,4 @@
-"""Tar files with headers that would take much time or memory."""
+"""Tar files: large headers and sparse members are refused, and long names are read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def header(kind: bytes, size: int, name: str = "a") -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def written(path: Path, *blocks: bytes) -> Path:
+def write_tar(path: Path, *blocks: bytes) -> Path:
     path.write_bytes(b"".join(block + bytes(-len(block) % 512) for block in blocks) + bytes(1024))
     return path
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
 def test_a_large_header_is_refused_before_it_is_parsed(kind: bytes, tmp_path: Path):
-    path = written(tmp_path / "a.tar", header(kind, 200_000), b"1" * 200_000, header(tarfile.REGTYPE, 1, "0.cls"), b"1")
+    path = write_tar(
+        tmp_path / "a.tar", header(kind, 200_000), b"1" * 200_000, header(tarfile.REGTYPE, 1, "0.cls"), b"1"
+    )
     began = time.monotonic()
     with pytest.raises(
         ValueError, match=rf"not a whole tar file \(a header has 200,000 bytes, at most {LARGEST:,} are"
@@ -36,18 +38,18 @@ def test_a_large_header_is_refused_before_it_is_parsed(kind: bytes, tmp_path: Pa
 
 
 def test_a_sparse_member_is_refused(tmp_path: Path):
-    path = written(tmp_path / "a.tar", header(tarfile.GNUTYPE_SPARSE, 0, "0.cls"))
+    path = write_tar(tmp_path / "a.tar", header(tarfile.GNUTYPE_SPARSE, 0, "0.cls"))
     with pytest.raises(ValueError, match=r"member '0.cls' is sparse"):
         Tars().describe(path, "a.tar", path.stat().st_size)
 
 
-@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_long_names_are_read(form: int, tmp_path: Path):
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_names_are_read(format: int, tmp_path: Path):
     name = "/".join(["folder" * 20] * 8) + "/0.cls"
-    with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=format) as tar:
         info = tarfile.TarInfo(name)
         info.size = 1
         tar.addfile(info, io.BytesIO(b"7"))
-    path = tmp_path / "a.tar"
-    about = Tars().describe(path, "a.tar", path.stat().st_size)
-    assert about["index"]["names"] == [name.removesuffix(".cls")]
+    description = Tars().describe(path, "a.tar", path.stat().st_size)
+    assert description["index"]["names"] == [name.removesuffix(".cls")]

@@ -13,20 +13,20 @@ from runner.files.values import Kind
 from runner.records.arguments import kinds_of
 from runner.records.trust import HARMLESS
 
-LOOKS_LIKE_ONE = re.compile(
+SUSPECT_NAMES = re.compile(
     r"(.*_)?(cmd|command|uri|url|address|server|host|endpoint|mirror|entity|repo|hub|revision|attention|tokenizer|trust\w*"
     r"|path|paths|file|files|filename|folder|dir|root|cache|checkpoint|name|model|overrides|lora)(_folder|_files)?"
 )
-# Names of things that are neither downloaded nor written to: metrics, runs, models that a library has itself.
-ONLY_NAMES = {
+# Arguments that name something which is neither downloaded nor written: a metric, a run, a model built into a library.
+EXCEPTIONS = {
     *("metric_name", "system_name", "run_name", "experiment_name", "log_model", "runner.Interval:name"),
     *("runner.models.timm_model:name", "runner.models.torchvision_model:name", "runner.callbacks.WandBLogger:name"),
     *("runner.Recorder:name", "runner.models.torchvision_segmentation:name"),
 }
 
 
-def targets_of_ours() -> Iterator[str]:
-    """Yield all classes and functions of ours that somebody else's config can name."""
+def own_targets() -> Iterator[str]:
+    """Yield the classes and functions of this project that somebody else's config can name."""
     for file in CONF.rglob("*.yaml"):
         yield from re.findall(r"_target_: *(runner\S+)", file.read_text(encoding="utf-8"))
     for module in ("runner", "runner.callbacks", "runner.algorithms"):
@@ -34,21 +34,21 @@ def targets_of_ours() -> Iterator[str]:
         yield from filter(HARMLESS.fullmatch, names)
 
 
-@pytest.mark.parametrize("name", sorted({*targets_of_ours()}))
-def test_texts_that_look_like_commands_addresses_or_paths_are_declared(name: str):
+@pytest.mark.parametrize("name", sorted({*own_targets()}))
+def test_arguments_named_like_commands_addresses_or_paths_declare_their_kind(name: str):
     try:
         target = locate("x", name)
         parameters = inspect.signature(target).parameters
-    except ValueError as error:  # a package that is not installed, or no class
+    except ValueError as error:  # the package is not installed, or this is not a class
         assert "not installed" in str(error) or "not a class" in str(error)
         return
     for key, parameter in parameters.items():
         is_text = re.search(r"\bstr\b|\b[A-Z]\w*(Path|Name|Options)\b", str(parameter.annotation))
-        if is_text and LOOKS_LIKE_ONE.fullmatch(key) and not ONLY_NAMES & {key, f"{name}:{key}"}:
+        if is_text and SUSPECT_NAMES.fullmatch(key) and not EXCEPTIONS & {key, f"{name}:{key}"}:
             assert kinds_of(target, parameter), f"{name}({key}: {parameter.annotation})"
 
 
-def test_what_a_text_stands_for_is_read_from_annotations_of_all_forms():
+def test_the_kind_of_a_text_is_read_from_its_annotation():
     kinds = {
         "runner.callbacks.MLPerfCallback": {"cache_clear_cmd": Kind.COMMAND, "root_folder": Kind.INNER_PATH},
         "runner.callbacks.CheckpointSaver": {"mirror": Kind.ADDRESS},

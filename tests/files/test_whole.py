@@ -9,19 +9,19 @@ import pytest
 from runner.files.whole import read_object, write_atomically
 
 
-def test_a_file_is_replaced_and_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    done: list[str] = []
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
     sync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (done.append("sync"), sync(file)))
-    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("rename"), replace(*paths)))
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append("sync"), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("rename"), replace(*paths)))
     path = tmp_path / "a" / "file"
     for content in ("ä", b"\xff"):
         write_atomically(path, content)
         assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
-    assert done == ["sync", "rename", "sync"] * 2 and os.listdir(path.parent) == ["file"]
+    assert calls == ["sync", "rename", "sync"] * 2 and os.listdir(path.parent) == ["file"]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "file"
     write_atomically(path, "old", mode=0o600)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -42,9 +42,9 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path):
     assert (tmp_path / "precious").read_text() == "precious" and not (tmp_path / "file").is_symlink()
 
 
-@pytest.mark.parametrize("torn", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000, b"\0" * 10])
-def test_what_is_no_object_is_an_empty_one(torn: bytes, tmp_path: Path):
-    (tmp_path / "file").write_bytes(torn)
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b"[" * 100_000, b"\0" * 10])
+def test_a_damaged_json_file_is_read_as_an_empty_object(content: bytes, tmp_path: Path):
+    (tmp_path / "file").write_bytes(content)
     assert read_object(tmp_path / "file") == {} == read_object(tmp_path / "missing")
     (tmp_path / "file").write_text('{"a": 1}')
     assert read_object(tmp_path / "file") == {"a": 1}

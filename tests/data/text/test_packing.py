@@ -1,4 +1,4 @@
-"""Windows of whole documents, which do not attend to each other."""
+"""Documents are packed into windows, in which they do not attend to each other."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def make_windows(cache: Path | None = None) -> PackedWindows:
 
 
 def naive_best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Assign pieces to windows by searching all windows."""
+    """Put each piece, longest first, into the fullest window that has room for it."""
     windows: list[list[int]] = []
     for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
-        rooms = [capacity - sum(lengths[member] for member in window) for window in windows]
-        fitting = [(room, number) for number, room in enumerate(rooms) if room >= lengths[piece]]
+        free = [capacity - sum(lengths[member] for member in window) for window in windows]
+        fitting = [(room, number) for number, room in enumerate(free) if room >= lengths[piece]]
         if fitting:
             windows[min(fitting)[1]].append(piece)
         else:
@@ -48,7 +48,7 @@ def naive_best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 64])
-def test_best_fit_leaves_the_least_room(capacity: int):
+def test_best_fit_equals_a_search_of_all_windows(capacity: int):
     lengths = numpy.random.default_rng(0).integers(1, capacity + 1, 300).tolist()
     windows = best_fit(lengths, capacity)
     assert sorted(piece for window in windows for piece in window) == [*range(300)]
@@ -74,7 +74,7 @@ def test_every_pair_of_adjacent_tokens_in_a_document_appears_once():
 
 
 def documents(windows: PackedWindows) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the inputs and targets of each piece in all windows."""
+    """Return the inputs and targets of each piece of a document, `(1, tokens)` each."""
     pieces = []
     for inputs, targets, positions in windows:
         starts = [*(positions == 0).nonzero().flatten().tolist(), len(inputs)]
@@ -88,7 +88,7 @@ def gpt() -> torch.nn.Module:
     return GPT(vocab_size=64, context=CONTEXT, d_model=16, n_heads=2)
 
 
-def network(config: str) -> Callable[[], torch.nn.Module]:
+def hf_network(config: str) -> Callable[[], torch.nn.Module]:
     def make() -> torch.nn.Module:
         pytest.importorskip("transformers")
         from runner.models.hf.causal_lm import HFCausalLM
@@ -109,8 +109,8 @@ def network(config: str) -> Callable[[], torch.nn.Module]:
         (gpt, []),
         (gpt, [RotaryEmbedding()]),
         (gpt, [ALiBi(CONTEXT, 1.0)]),
-        (network("llama"), []),
-        (network("gpt2"), []),
+        (hf_network("llama"), []),
+        (hf_network("gpt2"), []),
     ],
     ids=["gpt", "rotary", "alibi", "llama", "gpt2"],
 )
@@ -123,28 +123,27 @@ def test_loss_and_gradients_equal_those_of_separate_documents(make: Any, algorit
         model=model,
         train_dataloader=[batch],
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-        max_duration="1ba",
+        max_duration="1ba",  # the algorithms change the model; with lr=0, training does not
         algorithms=algorithms,
         device="cpu",
     ) as trainer:
         trainer.fit()
     model.train()
     model.zero_grad()
-    together = model.loss(model(batch), batch)
-    together.backward()
+    packed_loss = model.loss(model(batch), batch)
+    packed_loss.backward()
     gradients = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
-    alone = torch.zeros(())
+    separate_loss = torch.zeros(())
     for document in documents(windows):
-        share = model.loss_weight(document) / model.loss_weight(batch)
-        loss = model.loss(model(document), document) * share
+        loss = model.loss(model(document), document) * (model.loss_weight(document) / model.loss_weight(batch))
         loss.backward()
-        alone += loss.detach()
-    torch.testing.assert_close(together.detach(), alone, rtol=1e-6, atol=1e-6)
+        separate_loss += loss.detach()
+    torch.testing.assert_close(packed_loss.detach(), separate_loss, rtol=1e-6, atol=1e-6)
     expected = [weight.grad for weight in model.parameters() if weight.grad is not None]
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
     with pytest.raises(AssertionError):  # without positions, documents attend to each other
-        torch.testing.assert_close(model.loss(model(batch[:2]), batch), together, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(model.loss(model(batch[:2]), batch), packed_loss, rtol=1e-6, atol=1e-6)
 
 
 def test_the_assignment_to_windows_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -160,7 +159,7 @@ def test_documents_end_at_the_end_token_and_at_the_end_of_a_part():
 
 
 @pytest.mark.parametrize("bytes_only", [True, False])
-def test_files_are_documents(bytes_only: bool, tmp_path: Path):
+def test_each_file_is_a_document(bytes_only: bool, tmp_path: Path):
     folder = tmp_path / "texts"
     folder.mkdir()
     texts = ("some words", "more words, " * 9, "the last words, and others, " * 9)
@@ -181,14 +180,14 @@ def test_files_are_documents(bytes_only: bool, tmp_path: Path):
     assert [tensor.shape for tensor in batch] == [(2, 24)] * 3
 
 
-def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path):
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("some words " * 50)
     name = make_tokenizer(tmp_path / "tokenizer", end=None)
     with pytest.raises(ValueError, match="pack_documents=True: needs a tokenizer with an end-of-text token"):
         load_text_files(str(tmp_path / "a.txt"), tokenizer=name, context=8, cache=None, pack_documents=True)
 
 
-def test_rows_of_a_data_set_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_row_of_a_data_set_is_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
     from runner.data.hf.dataset import load_hf_dataset

@@ -64,10 +64,10 @@ def test_a_limit_above_the_length_evaluates_each_window_once():
     torch.testing.assert_close(evaluation.tensors[0], cut_windows(text, 128))
 
 
-def test_test_files_come_from_the_training_text_alone():
-    whole, evaluation = stdlib_text._read_stdlib()
-    train, same, test = stdlib_text._read_stdlib(2)
-    assert torch.equal(same, evaluation) and len(train) + len(test) == len(whole) and len(test) > len(whole) // 40
+def test_test_files_are_taken_from_the_training_text():
+    whole, expected = stdlib_text._read_stdlib()
+    train, evaluation, test = stdlib_text._read_stdlib(2)
+    assert torch.equal(evaluation, expected) and len(train) + len(test) == len(whole) and len(test) > len(whole) // 40
     loaders = load_stdlib_text(test_bytes=4096)
     assert [loader.order.num_samples for loader in loaders[1:]] == [1024, 32]
 
@@ -81,7 +81,7 @@ def test_the_training_windows_are_views_of_the_text():
 def test_loading_is_fast():
     start = time.process_time()
     load_stdlib_text()
-    assert time.process_time() - start < 5  # about 0.1 on an idle machine
+    assert time.process_time() - start < 5  # seconds; about 0.1 on an idle machine
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_loading_is_fast():
         ({"context": 10**9, "eval_bytes": 10**9}, "context=1000000000: must be shorter than the text, which has"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message):
+def test_errors_name_the_wrong_argument(arguments, message):
     with pytest.raises(ValueError, match=message):
         load_stdlib_text(**arguments)
 
 
-def test_a_python_without_sources_is_named(monkeypatch, tmp_path):
+def test_a_python_without_sources_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(FileNotFoundError, match="contains no sources of the standard library"):
         load_stdlib_text()

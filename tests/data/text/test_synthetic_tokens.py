@@ -55,7 +55,7 @@ def test_sequences_depend_on_the_seed():
 @pytest.mark.parametrize(
     "argument", [{"num_samples": 0}, {"context": 0}, {"vocab_size": 1}, {"eval_samples": 0}], ids=str
 )
-def test_wrong_arguments_are_named(argument):
+def test_errors_name_the_wrong_argument(argument):
     ((name, value),) = argument.items()
     with pytest.raises(ValueError, match=f"{name}={value}: must be a whole number, at least"):
         load_synthetic_tokens(**argument)

@@ -1,4 +1,4 @@
-"""A GPT trained on texts of the user, from the command line."""
+"""A GPT trained on the user's texts, from the command line."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ TOKENS = ("data.tokenizer=tokenizer", "model.module.vocab_size=300", "model.metr
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a working directory with texts, rows of text, and a tokenizer."""
+    """Write text files, JSON lines and a tokenizer into the working directory, and return it."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))  # for other ranks
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_replay_shows_the_text_of_tokens(here: Path, run_here: Any):
+def test_replay_shows_tokens_as_text(here: Path, run_here: Any):
     run_here(*DATA["text_files"], *SHORT, *TOKENS, "trainer.max_duration=3ba", "hydra.run.dir=run", code=0)
     result = json.loads(run_here("replay", "run", "2", "--json", code=0).out)["result"]
     words = result["worst"][0]["text"].split()

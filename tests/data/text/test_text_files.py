@@ -16,7 +16,7 @@ SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3}
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Make a folder with three texts, one of them in a subfolder, and a file that is not a text."""
+    """Write three texts, one of them in a subfolder, and a file that is not a text, and return their folder."""
     folder = tmp_path / "texts"
     (folder / "a").mkdir(parents=True)
     (folder / "b.txt").write_text(TEXT)
@@ -36,7 +36,7 @@ def load(folder: Path, **options: Any):
 
 
 def joined(loaders) -> list[int]:
-    """Return the tokens of the loaders in order, whatever the order of training."""
+    """Return the tokens of the loaders in the order of the text, even if training shuffles its windows."""
     tokens = []
     for loader in loaders:
         windows = loader.tensors[0].long() & 0xFFFF
@@ -158,10 +158,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file or a folder"),
     "nothing fits": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
     "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
-    "trained on": (
-        {"eval_path": "texts/b.txt"},
-        "eval_path='texts/b.txt': .*b.txt' is also in path; give different",
-    ),
+    "trained on": ({"eval_path": "texts/b.txt"}, "eval_path='texts/b.txt': .*b.txt' is also in path; give different"),
     "context": ({"context": 0}, "context=0: must be a whole number, at least 1"),
     "batch_size": ({"batch_size": 0}, "batch_size=0: must be a whole number, at least 1"),
     "eval_batch_size": ({"eval_batch_size": 0}, "eval_batch_size=0: must be a whole number, at least 1"),
@@ -185,7 +182,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_argument_is_one_line(case: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_argument_is_an_error_of_one_line(
+    case: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     options, message = {"path": "texts", **WRONG[case][0]}, WRONG[case][1]
     with pytest.raises((OSError, ValueError), match=message) as raised:
@@ -201,7 +200,7 @@ def test_a_text_for_a_tokenizer_must_be_utf_8(texts: Path, tokenizer: str, tmp_p
     assert not [*tmp_path.glob("kept/*.partial")]
 
 
-def test_a_missing_library_is_named_with_its_installation(texts: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_an_error_that_says_how_to_install_it(texts: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match=r"transformers is not installed here: pip install -e '\.\[hf\]'"):
         load(texts, tokenizer="gpt2")

@@ -22,7 +22,7 @@ DTYPES = [numpy.dtype(name) for name in ("uint8", "uint16", "int32")]
 
 
 class Parts:
-    """Yields the same tokens in three parts, and counts its calls."""
+    """Yields the same tokens in three parts at each call, and counts the calls."""
 
     def __init__(self, dtype: numpy.dtype) -> None:
         info = numpy.iinfo(dtype)
@@ -39,7 +39,7 @@ def values(tokens: torch.Tensor, dtype: numpy.dtype) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tokens_are_made_once(dtype: numpy.dtype, tmp_path: Path):
+def test_tokens_are_made_once_for_each_key(dtype: numpy.dtype, tmp_path: Path):
     make = Parts(dtype)
     for _ in range(2):
         assert values(TokenCache(str(tmp_path / "a" / "b")).tokens("key", dtype, make), dtype) == make.tokens.tolist()
@@ -87,7 +87,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, small_files: None, caplog: pyt
 
 @pytest.mark.timeout(20)
 def test_tokens_lost_on_a_full_disk_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A network disk may accept more than it has room for, and report this later."""
+    """A network disk may accept more than it has room for, and report it at a later write."""
     write_all = token_cache._write_all
 
     def write(file, part):
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_created_is_a_warning(tmp_path: Path, caplog: py
     assert "are not cached there" in caplog.text
 
 
-def test_errors_of_the_texts_are_raised(tmp_path: Path):
+def test_an_error_while_tokens_are_made_is_raised(tmp_path: Path):
     def make():
         yield numpy.zeros(3, DTYPES[0])
         raise PermissionError(13, "Permission denied", "text")
@@ -143,7 +143,7 @@ def start(folder: Path, seconds: float) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_one_of_several_processes_tokenizes_even_after_a_killed_one(tmp_path: Path):
+def test_one_of_several_processes_tokenizes_even_after_another_was_killed(tmp_path: Path):
     killed = start(tmp_path, 100)
     try:
         deadline = time.monotonic() + PATIENCE
@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_read_caches_nothing(tmp_path: Path):
     assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()
 
 
-def test_a_folder_with_the_name_of_the_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_folder_in_place_of_the_cached_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     make, cache = Parts(DTYPES[0]), TokenCache(str(tmp_path))
     cache.path("key", DTYPES[0]).mkdir()  # type: ignore[union-attr]
     assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()

@@ -14,7 +14,7 @@ SIZES = WindowSizes(context=8, batch_size=4, eval_batch_size=3, eval_tokens=None
 
 
 @pytest.mark.parametrize("largest", [255, 65_535, 70_000])
-def test_tokens_of_every_width_are_unchanged_in_windows(largest: int):
+def test_windows_keep_tokens_of_every_width(largest: int):
     tokens = torch.randint(largest, (100,)).index_fill(0, torch.tensor([3, 98]), largest)
     stored = {255: torch.uint8, 65_535: torch.int16, 70_000: torch.int32}[largest]  # uint16 as the bits of int16
     inputs, targets = next_token(windows.cut_windows(tokens.to(stored), 9))
@@ -43,10 +43,10 @@ def test_data_that_stays_on_the_host_yields_the_same_batches(monkeypatch: pytest
     tokens = torch.arange(500, dtype=torch.int16)
     resident: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
     monkeypatch.setattr(windows, "RESIDENT_BYTES", 0)
-    staying: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
-    assert [loader.resident for loader in (*resident, *staying)] == [True, True, False, False]
-    assert staying[0].to("meta").tensors[0].device.type == "cpu"
-    for loaders in zip(resident, staying, strict=True):
+    on_host: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
+    assert [loader.resident for loader in (*resident, *on_host)] == [True, True, False, False]
+    assert on_host[0].to("meta").tensors[0].device.type == "cpu"
+    for loaders in zip(resident, on_host, strict=True):
         for loader in loaders:
             loader.seek(1, 2)
         torch.testing.assert_close([*loaders[0]], [*loaders[1]], rtol=0, atol=0)

@@ -29,7 +29,7 @@ def record(label: int, number: int) -> bytes:
 
 
 def files() -> dict[str, bytes]:
-    """Return all files, with a few numbered images; the label of an image is the last digit of its number."""
+    """Return all files, with 22 numbered images; the label of an image is the last digit of its number."""
     numbers, contents = iter(range(100)), {}
     for name, count in COUNTS.items():
         contents[f"{FOLDER}/{name}.bin"] = b"".join(record(number % 10, number) for number in islice(numbers, count))
@@ -97,7 +97,7 @@ def test_training_works_after_evaluation_in_inference_mode(folder: Path):
     assert images.grad is not None
 
 
-def test_with_eval_samples_the_last_training_images_are_evaluated_and_the_test_images_tested(folder: Path):
+def test_eval_samples_holds_out_the_last_training_images_and_tests_on_the_test_images(folder: Path):
     whole, tested = load(folder)
     train, evaluation, test = load(folder, eval_samples=4)
     assert torch.equal(train.tensors[0], whole.tensors[0][:-4])
@@ -149,7 +149,7 @@ def test_a_file_that_is_not_from_cifar10_is_refused(folder: Path, content: bytes
         load(folder)
 
 
-def test_a_missing_file_is_named_if_downloads_are_off(folder: Path):
+def test_a_missing_file_is_an_error_if_downloads_are_off(folder: Path):
     (folder / FOLDER / "data_batch_3.bin").unlink()
     with pytest.raises(FileNotFoundError, match=rf"path='.*': .*data_batch_3\.bin is missing; unpack {URL} in this"):
         load(folder)
@@ -226,7 +226,7 @@ def test_a_wrong_command_downloads_nothing(run_here: Any, server: Server, tmp_pa
     assert server.requests == 0 and not (tmp_path / "data").exists()
 
 
-def test_the_best_checkpoint_on_training_images_is_tested(run_here: Any, folder: Path):
+def test_the_checkpoint_with_the_lowest_eval_loss_is_tested(run_here: Any, folder: Path):
     command = (
         *SHORT,
         *QUIET,
@@ -240,7 +240,7 @@ def test_the_best_checkpoint_on_training_images_is_tested(run_here: Any, folder:
 
 
 def own_noise(image: Any) -> Any:
-    """Return an image with a color from numpy's global generator, as a transform of one's own may draw it."""
+    """Blend an image with a color from numpy's global generator, as a user's own transform might."""
     return Image.blend(image, Image.new("RGB", image.size, tuple(numpy.random.randint(0, 256, 3).tolist())), 0.3)
 
 
@@ -266,7 +266,7 @@ def test_own_transforms_see_the_images_and_draw_by_seed_epoch_and_sample(folder:
     assert not torch.equal(torch.cat(batches(1, seed=5)).sort(0).values, torch.cat(whole).sort(0).values)
 
 
-def test_transforms_that_are_no_functions_or_return_other_sizes_are_refused(folder: Path):
+def test_transforms_that_are_not_functions_or_return_another_size_are_refused(folder: Path):
     for call in (load_cifar10, vars(load_cifar10)["fake"]):
         with pytest.raises(ValueError, match=r"eval_transforms=\[3\]: must be a list of functions of an image"):
             call(str(folder), url=None, eval_transforms=[3])  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def test_transforms_that_are_no_functions_or_return_other_sizes_are_refused(fold
 
 
 @pytest.mark.slow
-def test_a_run_with_own_transforms_is_the_same_on_two_ranks_in_parts_and_after_a_resume(
+def test_a_run_with_own_transforms_is_the_same_on_two_ranks_in_microbatches_and_after_a_resume(
     run_app: Any, run_here: Any, folder: Path, tmp_path: Path
 ):
     crop = "{_target_: torchvision.transforms.v2.RandomCrop, size: 32, padding: 4}"

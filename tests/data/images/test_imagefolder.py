@@ -63,7 +63,7 @@ def test_images_are_normalized_and_labeled_by_their_folders(folder: Path, torchv
 
 
 @pytest.mark.parametrize("size", [(40, 30), (29, 53), (7, 200), (8, 8)])
-def test_evaluations_crop_as_torchvision_does(size: tuple[int, int], torchvision: ModuleType):
+def test_evaluation_crops_equal_those_of_torchvision(size: tuple[int, int], torchvision: ModuleType):
     v2 = import_torchvision("torchvision.transforms.v2")
     pixels = numpy.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), numpy.uint8)
     image = Image.fromarray(pixels)
@@ -138,7 +138,7 @@ def test_draws_of_own_transforms_depend_on_seed_epoch_and_sample_alone(folder: P
 
 
 @pytest.mark.slow
-def test_each_rank_draws_other_augmentations_and_the_same_after_a_resume(
+def test_ranks_draw_different_augmentations_and_repeat_them_after_a_resume(
     folder: Path, torchvision: ModuleType, monkeypatch: pytest.MonkeyPatch
 ):
     v2 = import_torchvision("torchvision.transforms.v2")
@@ -186,14 +186,14 @@ def test_transforms_to_another_size_or_type_are_refused(folder: Path, torchvisio
         ([v2.Resize([9, 8])], r"torch.uint8 \(3, 9, 8\)"),
         ([v2.Resize([8, 8]), v2.Grayscale()], r"torch.uint8 \(1, 8, 8\)"),
         ([v2.Resize([8, 8]), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)], r"torch.float32 \(3, 8, 8\)"),
-        ([len_of], "int"),
+        ([width_of], "int"),
     ):
         train, _ = load(folder, transforms=transforms, num_workers=workers)
         with pytest.raises(ValueError, match=rf"transforms: they must return .*, not {actual}; resize"):
             next(iter(train))
 
 
-def len_of(image: Image.Image) -> int:
+def width_of(image: Image.Image) -> int:
     return image.width
 
 
@@ -240,7 +240,7 @@ def test_folders_with_different_classes_are_refused(folder: Path, torchvision: M
         load(folder)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path):
+def test_an_error_names_the_missing_folder(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"path='.*': the folder .*train is missing; create it, with one"):
         load(tmp_path)
 
@@ -251,7 +251,7 @@ def test_sizes_below_one_are_refused(tmp_path: Path, name: str):
         load(tmp_path, **{name: 0})
 
 
-def test_a_missing_library_is_named_with_its_installation(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_an_error_that_says_how_to_install_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("torchvision", "torchvision.transforms.v2"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[vision\]'"):

@@ -1,4 +1,4 @@
-"""Images with masks: both get the same geometric transforms, and wrong masks are named."""
+"""Images with masks: both get the same geometric transforms, and errors name the file of a wrong mask."""
 
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,14 @@ def test_own_transforms_draw_once_for_an_image_and_its_mask(tmp_path: Path):
     whole = batches(train, 1)
     for images, masks in whole:
         assert colors(images)[:, 1][masks == 1].quantile(0.25) > 0.4
-    for number in (1, 2):  # workers, and a start in the middle of an epoch
-        resumed = batches(load(tmp_path, transforms=transforms, num_workers=number - 1)[0], 1, number)
-        for pair, expected in zip(resumed, whole[number:], strict=True):
+    for num_workers, first in ((0, 1), (1, 2)):  # a resumed epoch
+        resumed = batches(load(tmp_path, transforms=transforms, num_workers=num_workers)[0], 1, first)
+        for pair, expected in zip(resumed, whole[first:], strict=True):
             assert all(torch.equal(*both) for both in zip(pair, expected, strict=True))
     assert not torch.equal(batches(train, 2)[0][0], whole[0][0])
 
 
-def test_masks_are_turned_as_their_own_exif_data_says(tmp_path: Path):
+def test_masks_are_rotated_by_their_own_exif_data(tmp_path: Path):
     for folder in ("train", "val"):
         for part in ("images", "masks"):
             (tmp_path / folder / part).mkdir(parents=True)
@@ -71,8 +71,8 @@ def test_masks_are_turned_as_their_own_exif_data_says(tmp_path: Path):
         pixels = Image.fromarray((numpy.array(stored)[..., 0] > 127).astype(numpy.uint8))
         for folder in ("train", "val"):
             stored.save(tmp_path / folder / "images" / f"{orientation}.png", exif=exif)
-        pixels.save(tmp_path / "train" / "masks" / f"{orientation}.png", exif=exif)  # turned as its image
-        with Image.open(tmp_path / "val" / "images" / f"{orientation}.png") as image:  # drawn on the image as shown
+        pixels.save(tmp_path / "train" / "masks" / f"{orientation}.png", exif=exif)  # rotated like its image
+        with Image.open(tmp_path / "val" / "images" / f"{orientation}.png") as image:  # drawn on the rotated image
             shown = numpy.array(ImageOps.exif_transpose(image))[..., 0] > 127
         Image.fromarray(shown.astype(numpy.uint8)).save(tmp_path / "val" / "masks" / f"{orientation}.png")
     crop = [import_torchvision("torchvision.transforms.v2").CenterCrop(30)]
@@ -85,7 +85,7 @@ def test_masks_are_turned_as_their_own_exif_data_says(tmp_path: Path):
         list(load(tmp_path, image_size=30, eval_image_size=30, transforms=crop, eval_transforms=crop)[1])
 
 
-def test_wrong_masks_and_files_are_named(tmp_path: Path):
+def test_errors_name_wrong_masks_and_missing_files(tmp_path: Path):
     draw_shapes(tmp_path)
     mask = tmp_path / "val" / "masks" / "00.png"
     for image, message in (
@@ -96,7 +96,7 @@ def test_wrong_masks_and_files_are_named(tmp_path: Path):
         image.save(mask)
         with pytest.raises(ValueError, match=message):
             next(iter(load(tmp_path)[1]))
-    Image.new("L", (40, 40)).save(mask, format="JPEG")  # which blurs class numbers
+    Image.new("L", (40, 40)).save(mask, format="JPEG")  # its compression changes class numbers
     with pytest.raises(ValueError, match=r"the mask is JPEG with mode L, but must be PNG or"):
         next(iter(load(tmp_path)[1]))
     mask.unlink()
@@ -105,7 +105,7 @@ def test_wrong_masks_and_files_are_named(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="the folder .*images is missing"):
         load(tmp_path / "none")
     with pytest.raises(ValueError, match="transforms: they must return an image and a mask"):
-        load(draw_shapes(tmp_path / "new"), transforms=[])[0].first(1).__next__()
+        next(load(draw_shapes(tmp_path / "new"), transforms=[])[0].first(1))
     for classes in ("ab", ["a"], ["a", "a"]):
         with pytest.raises(ValueError, match=r"^classes=.* must be 2 to 255 different names"):
             load_image_masks(str(tmp_path), classes)

@@ -1,4 +1,4 @@
-"""The normalization of images: torchvision's values, and declared by each loader of images."""
+"""The normalization of images: it equals torchvision's, and each loader declares it."""
 
 from pathlib import Path
 from typing import Any

@@ -24,7 +24,7 @@ def test_class_means_of_training_images_classify_evaluation_images():
     assert (nearest == evaluation.tensors[1]).double().mean() > 0.99
 
 
-def test_the_noise_has_the_given_standard_deviation():
+def test_noise_is_the_standard_deviation_of_pixels():
     images, labels = load_synthetic_images(num_samples=400, num_classes=2, noise=0.5)[0].tensors
     assert images[labels == 0].std(dim=0).mean().item() == pytest.approx(0.5, rel=0.02)
 
@@ -38,7 +38,7 @@ def test_images_depend_on_the_seed():
 @pytest.mark.parametrize(
     "argument", [{"num_samples": 0}, {"num_classes": 0}, {"size": -1}, {"noise": -1.0}, {"eval_samples": 0}], ids=str
 )
-def test_wrong_arguments_are_named(argument):
+def test_errors_name_the_wrong_argument(argument):
     ((name, value),) = argument.items()
     with pytest.raises(ValueError, match=f"{name}={value}: must be a (whole )?number, at least"):
         load_synthetic_images(**argument)

@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def start_download(server: Server, folder: Path) -> subprocess.Popen[bytes]:
-    """Start another process that downloads, and wait until a part of the file has arrived."""
+    """Start a download in another process, and wait until a part of the file has arrived."""
     server.stops_after, server.hangs = 100_000, True
     command = [sys.executable, "-c", FETCH, server.url, str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -95,12 +95,11 @@ def test_one_of_several_processes_downloads_while_the_others_wait(server: Server
     server.stops_after, server.hangs = 100_000, True
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
     assert server.silent.wait(PATIENCE)  # the others wait for the first, or have yet to start
-    server.stops_after = None  # for the next request
-    server.hangs = False
-    server.let_go.set()  # the first fails, and another one downloads
-    ends = [(process.communicate(timeout=PATIENCE)[1].decode(), process.returncode) for process in processes]
-    assert sorted(code for _, code in ends) == [0, 0, 0, 1]
-    assert sum("broke off" in err for err, _ in ends) == 1
+    server.stops_after, server.hangs = None, False
+    server.let_go.set()  # the first download fails, and another process starts its own
+    results = [(process.communicate(timeout=PATIENCE)[1].decode(), process.returncode) for process in processes]
+    assert sorted(code for _, code in results) == [0, 0, 0, 1]
+    assert sum("broke off" in err for err, _ in results) == 1
     assert server.requests == 2 and contents(tmp_path) == FILES
 
 
@@ -163,11 +162,7 @@ def test_a_failing_or_missing_server_is_an_error(server: Server, tmp_path: Path,
     ("body", "md5", "message"),
     [
         (tar_gz(FILES), "0" * 32, "md5='000.*': the file from http.* has '[0-9a-f]{32}'; get http"),
-        (
-            b"<html>not here</html>",
-            None,
-            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
-        ),
+        (b"<html>not here</html>", None, r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http"),
         (
             tar_gz(FILES)[:-8] + b"00000000",
             None,
@@ -188,8 +183,8 @@ def test_a_wrong_archive_is_refused(server: Server, tmp_path: Path, body: bytes,
 def test_only_the_contents_of_the_members_are_unpacked(server: Server, tmp_path: Path):
     inside, secret = tmp_path / "in", tmp_path / "secret"
     secret.write_bytes(b"secret")
-    evil = {"../evil": b"1", str(tmp_path / "evil"): b"2", "set/../../evil": b"3", "set/c.bin": b"4"}
-    server.body = tar_gz(evil | {f"./{name}": content for name, content in FILES.items()}, {"set": str(tmp_path)})
+    outside = {"../outside": b"1", str(tmp_path / "outside"): b"2", "set/../../outside": b"3", "set/c.bin": b"4"}
+    server.body = tar_gz(outside | {f"./{name}": content for name, content in FILES.items()}, {"set": str(tmp_path)})
     fetch(server, inside)
     assert contents(inside) == FILES
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "secret"]
@@ -198,9 +193,9 @@ def test_only_the_contents_of_the_members_are_unpacked(server: Server, tmp_path:
         fetch(server, tmp_path / "other")
 
 
-def test_a_full_disk_is_one_message(server: Server, tmp_path: Path):
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n{FETCH}"
-    result = subprocess.run([sys.executable, "-c", limited, server.url, str(tmp_path)], capture_output=True, text=True)
+def test_a_full_disk_is_an_error_that_says_where_to_make_room(server: Server, tmp_path: Path):
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n{FETCH}"
+    result = subprocess.run([sys.executable, "-c", program, server.url, str(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 1
     assert f"path='{tmp_path}': the disk is full; make room for what {server.url} holds" in result.stderr
     assert contents(tmp_path) == {} and [file.name for file in tmp_path.iterdir()] == [LOCK]

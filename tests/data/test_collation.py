@@ -28,16 +28,16 @@ def collate(samples):
     return growing.collate([growing.keep(sample) for sample in samples])
 
 
-def batches(value):
-    """Return the tensors of a batch, in order."""
+def tensors_of(value):
+    """Return the tensors in a sample or batch, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in values for tensor in batches(part)]
+    return [tensor for part in values for tensor in tensors_of(part)]
 
 
 def describe(value):
-    """Return a batch as types, names and facts about its tensors, for comparison."""
+    """Return the types, keys and values of a batch, and the layout of its tensors, for comparison."""
     if isinstance(value, torch.Tensor):
         facts = value.dtype, value.shape, value.stride(), value.requires_grad, value._is_view(), value.is_shared()
         return type(value), *facts, value.flatten().tolist()
@@ -59,9 +59,9 @@ SAMPLES = {
     "a named tuple": lambda n: Pair(large(n), n),
     "an ordered dict": lambda n: collections.OrderedDict(pixels=large(n), label=n),
     "an array": lambda n: (large(n).numpy(), n),
-    "a number of numpy's": lambda n: (large(n), numpy.float32(n)),
+    "a numpy scalar": lambda n: (large(n), numpy.float32(n)),
     "a view of other strides": lambda n: large(n, (256, 256)).T,
-    "a view of more": lambda n: large(n, (4, LARGE))[1],
+    "a row of a larger tensor": lambda n: large(n, (4, LARGE))[1],
     "repeated": lambda n: torch.tensor([n]).expand(LARGE),
     "complex": lambda n: large(n, dtype=torch.complex64).conj(),
     "a subclass": lambda n: large(n).as_subclass(Subclass),
@@ -112,8 +112,8 @@ def test_errors_equal_those_of_default_collate(name):
 def test_large_tensors_are_rows_of_the_batch_as_soon_as_they_are_read(name):
     growing = GrowingBatch(3)
     kept = [growing.keep(SAMPLES[name](number)) for number in range(3)]
-    large_batches = [batch for batch in batches(growing.collate(kept)) if batch[0].nbytes >= LARGE]
-    rows = [[row for row in batches(sample) if row.nbytes >= LARGE] for sample in kept]
+    large_batches = [batch for batch in tensors_of(growing.collate(kept)) if batch[0].nbytes >= LARGE]
+    rows = [[row for row in tensors_of(sample) if row.nbytes >= LARGE] for sample in kept]
     expected = [[batch[n].data_ptr() for batch in large_batches] for n in range(3)]
     assert [[row.data_ptr() for row in sample] for sample in rows] == expected
 
@@ -137,7 +137,7 @@ class Images(Dataset[Any]):
         return large(index, (3, 128, 192), torch.uint8), {"label": index}
 
 
-def with_is_shared(batch):
+def add_is_shared(batch):
     return batch, batch[0].is_shared()
 
 
@@ -147,7 +147,7 @@ def test_workers_read_into_shared_memory(num_workers, monkeypatch):
     for missing in (None, "_new_shared"):
         if missing:
             monkeypatch.setattr(torch.UntypedStorage, missing, None)
-        loader = DatasetLoader(Images(), 3, shuffle=False, num_workers=num_workers, transform=with_is_shared)
+        loader = DatasetLoader(Images(), 3, shuffle=False, num_workers=num_workers, transform=add_is_shared)
         pairs = list(loader)
         assert [is_shared for _, is_shared in pairs] == [num_workers > 0] * 3
         assert [batch[0].tolist() for batch, _ in pairs] == [batch[0].tolist() for batch in expected]
@@ -165,7 +165,7 @@ def test_samples_are_stacked_if_torch_lacks_the_private_functions(monkeypatch):
     assert describe(growing.collate(kept)) == describe(default_collate(samples))
 
 
-def test_no_sample_is_kept_while_its_batch_is_read():
+def test_samples_are_freed_while_their_batch_is_read():
     alive, refs = [], []
 
     class Watched(Images):

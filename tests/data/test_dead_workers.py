@@ -59,7 +59,8 @@ def contents(batches):
     return [(inputs.tolist(), targets.tolist()) for inputs, targets in batches]
 
 
-def alone():
+def read_without_workers():
+    """Return the batches of the first epoch, read in this process."""
     return contents(make_loader(num_workers=0, multiprocessing_context=None))
 
 
@@ -88,7 +89,7 @@ def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", fast([0, 7], 0))
-def test_the_next_batch_of_a_dead_worker_is_an_error_and_later_batches_can_be_read(context, number):
+def test_the_next_batch_of_a_dead_worker_is_an_error_after_which_the_rest_can_be_read(context, number):
     loader = make_loader(multiprocessing_context=context, prefetch_factor=1)
     batches = iter(loader)
     read = [next(batches) for _ in range(number + 1)]
@@ -99,14 +100,14 @@ def test_the_next_batch_of_a_dead_worker_is_an_error_and_later_batches_can_be_re
     pid = batches.workers[1].pid
     with pytest.raises(RuntimeError) as caught:
         read.extend(batches)
-    assert contents(read) == alone()[: len(read)] and len(read) < BATCHES
+    assert contents(read) == read_without_workers()[: len(read)] and len(read) < BATCHES
     message = str(caught.value)
     assert message.startswith(f"data worker 1 (pid {pid}) was killed by signal 9 (Killed)")
     assert f"; batch {len(read) + 1} of epoch 1 was due" in message
     assert message.endswith("memory was likely short: lower num_workers or prefetch_factor")
     assert is_of_environment(caught.value)
     loader.seek(0, len(read))
-    assert contents([*read, *loader]) == alone()
+    assert contents([*read, *loader]) == read_without_workers()
 
 
 def test_a_death_after_the_last_batch_of_an_epoch_is_no_error():
@@ -114,7 +115,7 @@ def test_a_death_after_the_last_batch_of_an_epoch_is_no_error():
     batches = iter(loader)
     read = [next(batches) for _ in range(BATCHES)]
     kill(batches)
-    assert contents([*read, *batches]) == alone()
+    assert contents([*read, *batches]) == read_without_workers()
 
 
 @pytest.mark.parametrize("kind", ["samples", "batches"])
@@ -149,14 +150,14 @@ def test_the_handler_of_sigchld_is_restored():
 
 
 @pytest.mark.slow
-def test_a_worker_that_exits_at_its_start_leaves_no_other_worker(tmp_path):
+def test_a_worker_that_exits_at_its_start_ends_the_others(tmp_path):
     def leave(number):
         if number == 1:
             os._exit(3)
 
     with pytest.raises(RuntimeError, match=r"data worker 1 .* ended with exit code 3; batch [12] of") as caught:
         list(make_loader(worker_init_fn=leave))
-    assert multiprocessing.active_children() == [], caught  # whose traceback still refers to the other workers
+    assert multiprocessing.active_children() == [], caught  # the traceback still refers to the other workers
 
 
 @pytest.mark.parametrize("kind", [pytest.param(ValueError, marks=pytest.mark.slow), OSError])
@@ -167,7 +168,7 @@ def test_an_error_at_the_start_of_workers_leaves_no_worker(persistent, kind):
 
     with pytest.raises(kind, match="no such disk") as caught:
         list(make_loader(worker_init_fn=refuse, persistent_workers=persistent))
-    assert multiprocessing.active_children() == [], caught  # whose traceback still refers to the workers
+    assert multiprocessing.active_children() == [], caught  # the traceback still refers to the workers
     del caught
     gc.collect()
 
@@ -206,7 +207,7 @@ def test_deaths_leave_no_process_thread_or_open_file():
         read()
     deadline = time.monotonic() + PATIENCE
     while (after := open_files()) > before and time.monotonic() < deadline:
-        time.sleep(0.05)  # threads that feed a queue end and close it shortly after it
+        time.sleep(0.05)  # the thread that feeds a queue closes its files a little later
     files, threads = after
     assert files < before[0] + 12  # the number of deaths
     assert threads <= before[1]
@@ -220,12 +221,12 @@ def test_ctrl_c_in_a_terminal_does_not_reach_workers():
         os.kill(worker.pid, signal.SIGINT)
     time.sleep(0.05)
     assert all(worker.is_alive() for worker in batches.workers)
-    assert contents([*first, *batches]) == alone()
+    assert contents([*first, *batches]) == read_without_workers()
 
 
 @pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("part", ["dataset", "collate_fn"])
-def test_an_error_of_the_data_set_is_raised_once_with_its_position(num_workers, part):
+def test_an_error_of_the_data_set_names_its_batch_and_sample(num_workers, part):
     class Broken(Noisy):
         def __getitem__(self, index):
             if part == "dataset" and index == bad:

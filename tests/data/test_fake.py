@@ -31,7 +31,7 @@ from runner.data import (
     ],
 )
 @pytest.mark.parametrize("defaults", [True, False])
-def test_fake_batches_are_like_real_ones(load: Any, arguments: dict[str, Any], defaults: bool):
+def test_fake_batches_resemble_real_ones(load: Any, arguments: dict[str, Any], defaults: bool):
     arguments = {} if defaults else arguments
     for real, fake in zip(load(**arguments), load.fake(**arguments), strict=True):
         assert isinstance(fake, FakeLoader)

@@ -15,7 +15,7 @@ from runner.data.loaders import DatasetLoader, TensorLoader
 
 
 class Images(Dataset[Any]):
-    """Samples are their numbers, with a `transform` as in torchvision's data sets."""
+    """Each sample is its number and class; as in torchvision's data sets, `transform` is applied to it."""
 
     def __init__(self, first: int, last: int, transform: Any) -> None:
         self.numbers = range(first, last)
@@ -29,10 +29,10 @@ class Images(Dataset[Any]):
         return self.transform(self.numbers[index]), self.targets[index]
 
 
-def in_memory(world: tuple[int, int] = (0, 1)) -> tuple[Any, Any]:
+def in_memory(rank: int = 0, world_size: int = 1) -> tuple[Any, Any]:
     numbers = torch.arange(23)
     loaders = [
-        TensorLoader(part, part % 3, batch_size=4, shuffle=shuffle, rank=world[0], world_size=world[1])
+        TensorLoader(part, part % 3, batch_size=4, shuffle=shuffle, rank=rank, world_size=world_size)
         for shuffle, part in ((True, numbers[:16]), (False, numbers[16:]))
     ]
     return loaders[0], loaders[1]
@@ -68,10 +68,10 @@ def test_each_sample_is_held_out_once_and_trained_on_otherwise(make: Any, strati
     assert sorted(held_out) == [*range(23)]
 
 
-def test_two_ranks_share_a_fold():
+def test_two_ranks_share_the_samples_of_a_fold():
     shares: list[list[int]] = []
     for rank in range(2):
-        train, evaluation = in_memory((rank, 2))
+        train, evaluation = in_memory(rank, world_size=2)
         Folds(1, 4).apply(train, evaluation)
         assert len(train) == 5 and len(evaluation) == 2
         shares.append(samples(train))
@@ -110,7 +110,7 @@ def test_fake_loaders_have_the_sizes_of_a_fold():
         ({"held_out": 0, "seed": -1}, "seed=-1"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: Any, message: str):
+def test_errors_name_the_wrong_argument(arguments: Any, message: str):
     with pytest.raises(ValueError, match=message):
         Folds(**arguments)
 

@@ -1,4 +1,4 @@
-"""Random generators of data sets are seeded for each sample, or named in a warning."""
+"""Random generators in data sets are seeded for each sample, or a warning names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner import ClassificationModel, Trainer
 from runner.data import DatasetLoader, TensorLoader
 from runner.data.generator_seeding import _warn, find_generators
 
-OF_MODULE = numpy.random.default_rng(5)
+MODULE_GENERATOR = numpy.random.default_rng(5)
 
 
 class Draw:
@@ -42,19 +42,19 @@ def add_noise(sample: list[float], generator: Any) -> list[float]:
     return [*sample, draw(generator)]
 
 
-class Resumed:
-    """Draws from a generator function that each process starts with its first sample."""
+class Suspended:
+    """Draws from a generator function, which each process starts when it reads its first sample."""
 
     def __init__(self) -> None:
         self.numbers: Iterator[float] | None = None
 
     def __call__(self, sample: list[float]) -> list[float]:
         if self.numbers is None:
-            self.numbers = draw_on(random.Random(3))
+            self.numbers = draw_forever(random.Random(3))
         return [*sample, next(self.numbers)]
 
 
-def draw_on(generator: random.Random) -> Iterator[float]:
+def draw_forever(generator: random.Random) -> Iterator[float]:
     while True:
         yield generator.random()
 
@@ -64,6 +64,8 @@ def draw_bits(sample: list[float], bits: numpy.random.BitGenerator) -> list[floa
 
 
 class Compose:
+    """Applies the transforms of a list or dict in order."""
+
     def __init__(self, transforms: Any) -> None:
         self.transforms = transforms
 
@@ -114,12 +116,12 @@ class Lazy(Noisy):
         return torch.tensor([float(index), self.generator.random()], dtype=torch.float64)
 
 
-class OfModule(Noisy):
+class FromModule(Noisy):
     def __getitem__(self, index: int) -> Any:
-        return torch.tensor([float(index), *[OF_MODULE.random() for _ in range(2)]], dtype=torch.float64)
+        return torch.tensor([float(index), *[MODULE_GENERATOR.random() for _ in range(2)]], dtype=torch.float64)
 
 
-class OfClass(Noisy):
+class FromClass(Noisy):
     generator = random.Random(3)
 
     def __getitem__(self, index: int) -> Any:
@@ -138,16 +140,16 @@ DATASETS = {
     "torch": lambda: Noisy(Draw(torch.Generator())),
     "legacy numpy": lambda: Noisy(Draw(numpy.random.RandomState(0))),
     "bit generator": lambda: Noisy(functools.partial(draw_bits, bits=numpy.random.PCG64(0))),
-    "suspended": lambda: Noisy(Resumed()),
+    "suspended": lambda: Noisy(Suspended()),
     "several in a list": several,
     "dict": lambda: Noisy(Compose({"first": Draw(random.Random(0)), "second": Draw(random.Random(0))})),
     "slots": lambda: Noisy(Slotted(random.Random(0))),
     "closure": lambda: Noisy(closure(numpy.random.default_rng(0))),
     "method": lambda: Noisy(Draw(random.Random(0)).__call__),
-    "wrapped": lambda: ConcatDataset([Subset(Noisy(Draw(random.Random(0))), [3, 1, 2]), OfClass(None, 13)]),
+    "wrapped": lambda: ConcatDataset([Subset(Noisy(Draw(random.Random(0))), [3, 1, 2]), FromClass(None, 13)]),
     "lazy": Lazy,
-    "module": lambda: OfModule(None),
-    "class": lambda: OfClass(None),
+    "module": lambda: FromModule(None),
+    "class": lambda: FromClass(None),
 }
 
 
@@ -187,7 +189,7 @@ def test_generators_are_restored_after_reading():
     assert states() == before
 
 
-def test_training_and_evaluation_may_share_a_generator():
+def test_training_and_evaluation_can_share_a_generator():
     generator = numpy.random.default_rng(0)
     alone = read(lambda: Noisy(Draw(generator)), epochs=1)
     train, evaluation = (DatasetLoader(Noisy(Draw(generator)), batch_size=4, shuffle=True) for _ in range(2))
@@ -212,7 +214,7 @@ def test_reading_without_draws_leaves_samples_unchanged():
     assert batch.tolist() == numpy.random.default_rng(0).random(16).tolist()
 
 
-def test_the_search_is_bounded_and_handles_cycles():
+def test_the_search_for_generators_is_bounded_and_handles_cycles():
     cycle: list[Any] = [random.Random(0)]
     cycle.append(cycle)
     assert [path for path, _ in find_generators({"dataset": cycle})] == ["dataset[0]"]

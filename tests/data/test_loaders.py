@@ -11,7 +11,7 @@ from runner.data.loaders import _warn_of_too_many
 
 
 class Augmented(Dataset):
-    """Returns (number, three random draws), and records the samples that this process read."""
+    """Returns (number, three random draws), and lists the samples that this process has read."""
 
     def __init__(self, size=23):
         self.size = size
@@ -60,7 +60,7 @@ def test_a_loader_can_be_pickled(make_loader):
     assert numbers(pickle.loads(pickle.dumps(loader))) == numbers(loader)
 
 
-def test_an_abandoned_epoch_is_followed_by_the_next(make_loader):
+def test_an_abandoned_epoch_is_followed_by_the_next_epoch(make_loader):
     reader = make_loader(11, batch_size=3, shuffle=True)
     next(iter(reader))
     second = make_loader(11, batch_size=3, shuffle=True)
@@ -92,7 +92,7 @@ def test_iterating_draws_no_global_random_number(make_loader):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_tensors_are_picked_with_the_same_samples(shuffle):
+def test_inputs_and_targets_belong_to_the_same_samples(shuffle):
     x, y = torch.arange(20).view(10, 2), torch.arange(10)
     loader = TensorLoader(x, y, batch_size=4, shuffle=shuffle)
     for inputs, targets in loader:
@@ -130,7 +130,7 @@ def test_sparse_data_is_shuffled_too():
     )
 
 
-def test_a_transform_cannot_end_an_epoch():
+def test_a_transform_cannot_end_an_epoch_early():
     def transform(batch):
         return next(iter(()))
 
@@ -289,11 +289,11 @@ def test_a_collate_function_that_draws_is_reproducible():
     def noisy(samples):
         return torch.rand(3).tolist(), [index for index, _ in samples]
 
-    here = [DatasetLoader(Augmented(), 4, shuffle=True, collate_fn=noisy) for _ in range(2)]
+    in_process = [DatasetLoader(Augmented(), 4, shuffle=True, collate_fn=noisy) for _ in range(2)]
     workers = DatasetLoader(
         Augmented(), 4, shuffle=True, collate_fn=noisy, num_workers=2, multiprocessing_context="fork"
     )
-    batches = [list(loader) for loader in (*here, workers)]
+    batches = [list(loader) for loader in (*in_process, workers)]
     assert batches[0] == batches[1] == batches[2]
     assert len({tuple(noise) for noise, _ in batches[0]}) == 6
 
@@ -337,7 +337,7 @@ def halve(batch):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_may_be_read_untransformed(num_workers):
+def test_batches_can_be_read_without_the_transform(num_workers):
     loader = DatasetLoader(range(7), 4, shuffle=True, num_workers=num_workers, transform=halve)
     raw = [*loader.untransformed()]
     loader.seek(0)
@@ -345,7 +345,7 @@ def test_batches_may_be_read_untransformed(num_workers):
     assert numbers(loader.first(1)) == [(raw[0] / 2).tolist()]
 
 
-def test_persistent_workers_transform_only_on_request():
+def test_persistent_workers_can_read_with_and_without_the_transform():
     loader = DatasetLoader(range(4), 4, shuffle=False, num_workers=1, persistent_workers=True, transform=halve)
     assert [numbers(loader), numbers(loader.untransformed()), numbers(loader)] == [
         [[0.0, 0.5, 1.0, 1.5]],

@@ -104,7 +104,7 @@ def test_rank_and_world_size_come_from_the_environment(monkeypatch):
         ({"batch_size": 9, "drop_last": True}, ValueError, "batch_size=9 with drop_last=True leaves no batch"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, error, message):
+def test_errors_name_the_wrong_argument(arguments, error, message):
     with pytest.raises(error, match=message):
         SampleOrder(**({"num_samples": 8, "batch_size": 4, "rank": 0, "world_size": 2} | arguments))
 
@@ -120,6 +120,6 @@ def test_batches_and_epochs_out_of_range_are_errors():
         order.indices(-1, 0)
 
 
-def test_counts_do_not_depend_on_the_content_of_the_batch():
+def test_counts_ignore_the_content_of_the_batch():
     order = SampleOrder(9, 8, rank=0, world_size=2)
     assert [order.counts(batch, torch.zeros(99)) for batch in (0, 1)] == [(4, 8), (0, 1)]

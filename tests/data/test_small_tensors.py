@@ -54,7 +54,7 @@ def test_tensors_arrive_as_they_were_sent(received, name):
 
 
 @pytest.mark.parametrize("name", ["labels", "a scalar", "flags"])
-def test_small_tensors_are_sent_by_value_and_may_be_written(received, name):
+def test_small_tensors_are_sent_by_value_and_can_be_written(received, name):
     assert not received[name].is_shared()
     received[name].copy_(received[name].clone())
 
@@ -64,6 +64,6 @@ def test_large_and_shared_tensors_stay_in_shared_memory(received, name):
     assert received[name].is_shared()
 
 
-def test_parts_of_a_tensor_still_share_its_memory(received):
+def test_views_of_a_tensor_still_share_its_memory(received):
     received["inputs"][3] = -1
     assert received["targets"].tolist() == [1, 2, -1, 4, 5, 6, 7, 8, 9]

@@ -28,7 +28,7 @@ SIZE, BATCH = 60, 4
 
 
 class Locking(Dataset[Any]):
-    """Kills its worker once, while the worker checks the event that tells it to end."""
+    """The first worker that reads a sample takes the lock of the event that tells it to end, if any, and dies."""
 
     def __init__(self, died):
         self.died = died
@@ -95,16 +95,16 @@ if __name__ == "__main__":
     samples = ["x" * 300_000] * 60
     batches = iter(DatasetLoader(samples, 4, shuffle=True, num_workers=2, multiprocessing_context="{context}"))
     next(batches)
-    time.sleep(0.5)  # now they wait in the middle of a batch
+    time.sleep(0.5)  # the workers wait in the middle of writing a batch
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    # This reads until all processes have closed the output, including the workers.
+    # This returns only after the workers, too, have closed the output.
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == -signal.SIGKILL, result.stderr
 
 
 class Knot:
-    """Is garbage-collected together with its queue, and then puts the first item into it, as torch's loader does."""
+    """Puts the first item into its queue while both are garbage-collected, as torch's loader does."""
 
     def __init__(self) -> None:
         self.queue = make_context().Queue()

@@ -1,4 +1,4 @@
-"""Data workers that are forked from a server: their arguments, lifetimes and failures."""
+"""Data workers forked from a server: what they are sent, how long they live, and how they fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def data_set(read: Any, size: int = 8, **attributes: Any) -> Any:
-    """Return a data set of a class that no other process can import."""
+    """Return a data set with these attributes, whose class no other process can import."""
 
     class Local:
         def __init__(self) -> None:
@@ -88,7 +88,7 @@ def test_changes_to_a_data_set_between_epochs_reach_the_workers(change: Any):
     assert values(loader) == [data[index] for index in range(8)] != before
 
 
-def test_a_second_iteration_gets_its_own_workers():
+def test_simultaneous_iterations_have_separate_workers():
     loader = load(data_set(lambda self, index: index))
     assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == [
         ([0, 1, 2, 3], [0, 1, 2, 3]),
@@ -132,7 +132,7 @@ assert read == [[Sample(1), Sample(3)], [Sample(5), Sample(7)]], read
     assert (result.returncode, result.stdout) == (0, "once\n"), result.stderr
 
 
-def test_an_unpicklable_part_is_named():
+def test_an_error_names_the_part_that_cannot_be_pickled():
     lines = (line for line in "ab")
     loader = load(data_set(lambda self, index: index, files={"train": [lines]}))
     with pytest.raises(
@@ -215,7 +215,7 @@ def test_a_worker_that_exits_is_not_an_environment_failure():
     assert not is_of_environment(caught.value)
 
 
-def test_a_worker_that_delivers_no_first_batch_is_named_and_prints_its_stack(monkeypatch: Any, capfd: Any):
+def test_a_worker_without_a_first_batch_is_an_error_and_prints_its_stack(monkeypatch: Any, capfd: Any):
     def read_forever(self: Any, index: int) -> None:
         threading.Event().wait()
 
@@ -250,7 +250,7 @@ def test_tensors_are_shared_and_mapped_files_are_reopened(tmp_path: Path):
         assert isinstance(self.part.base, numpy.memmap)
         return int(self.part[index, 5]) - int(self.many[index])
 
-    many = [torch.tensor(number) for number in range(1000)]  # more tensors than may be shared
+    many = [torch.tensor(number) for number in range(1000)]  # more tensors than are shared
     data = data_set(read, shared=shared, part=part, many=many)
     assert values(load(data)) == [int(part[index, 5]) - index for index in range(8)]
     assert int(shared.sum()) == 8

@@ -1,4 +1,4 @@
-"""Remote shards, on a server that fails, slows down and reports wrong sizes."""
+"""Remote shards, on a server that fails, is slow, or reports a wrong size."""
 
 from __future__ import annotations
 
@@ -47,11 +47,9 @@ def load(server: Server, kind: str, tmp_path: Path, **options: Any):
     return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "cache"), **arguments, **options})
 
 
-def load_local(kind: str, tmp_path: Path, **options: Any):
-    function, _, arguments = KINDS[kind]
-    sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 1, "cache_gb": 0.1}
-    path = str(tmp_path / "served" / f"*.{kind}")
-    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "other"), **arguments, **options})
+def load_local(server: Server, kind: str, tmp_path: Path):
+    """Load the files of the server from its folder."""
+    return load(server, kind, tmp_path, path=str(server.folder / f"*.{kind}"), cache_dir=str(tmp_path / "other"))
 
 
 def wait_for_fetches(loader: Any) -> None:
@@ -64,7 +62,7 @@ def wait_for_fetches(loader: Any) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_remote_samples_equal_local_ones(kind: str, num_workers: int, server: Server, tmp_path: Path):
     batches = [*load(server, kind, tmp_path, num_workers=num_workers)[0]]
-    expected = [*load_local(kind, tmp_path)[0]]
+    expected = [*load_local(server, kind, tmp_path)[0]]
     torch.testing.assert_close(batches, expected, rtol=0, atol=0)
     assert all(count == 1 for count in server.asked.values())
 
@@ -94,7 +92,7 @@ def test_an_index_is_made_once(server: Server, tmp_path: Path):
 def test_requests_to_a_server_that_recovers_are_retried(
     fault: str, kind: str, server: Server, tmp_path: Path, caplog: Any
 ):
-    expected = [*load_local(kind, tmp_path)[0]]
+    expected = [*load_local(server, kind, tmp_path)[0]]
     if fault == "fails":
         server.failures = 2
     elif fault == "breaks off":
@@ -118,7 +116,7 @@ def test_requests_to_a_server_that_recovers_are_retried(
         ("lacks a file", FileNotFoundError, "there is no such file"),
     ],
 )
-def test_a_server_that_keeps_failing_is_one_error_with_the_address(
+def test_a_failing_server_is_an_error_of_one_line_with_the_address(
     fault: str, error: Any, message: str, kind: str, server: Server, tmp_path: Path
 ):
     server.says_size = fault != "says no size"
@@ -133,7 +131,7 @@ def test_a_server_that_keeps_failing_is_one_error_with_the_address(
         train, _ = load(server, kind, tmp_path)
         list(train)
     assert "\n" not in str(raised.value)
-    # The next shard, which is fetched at the same time, may fail a moment later.
+    # The prefetch of the next shard may fail a moment later.
     wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])
 
 

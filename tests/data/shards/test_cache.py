@@ -17,7 +17,7 @@ from runner.failures.errors import WrongArgument
 def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tmp_path: Path):
     pyarrow: Any = __import__("pyarrow.parquet")
     rows = 40_000
-    table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # one dictionary entry
+    table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # a dictionary of one entry
     for number in range(2):
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
         assert (tmp_path / f"{number}.parquet").stat().st_size < 1_000_000
@@ -27,12 +27,12 @@ def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tm
     message = r"^cache_gb=0.06: no room for '.*/0.parquet', at least 0\.\d+ GB, besides those"
     with pytest.raises(WrongArgument, match=message):
         next(iter(train))
-    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that prefetch end too
+    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # the threads that prefetch have ended too
 
 
 def test_room_for_a_growing_file_is_made_while_it_is_written(tmp_path: Path):
     cache = ShardCache(str(tmp_path), 100e-6)
-    old, new = f"{0:032x}", f"{1:032x}"  # names like those of all files in a cache
+    old, new = f"{0:032x}", f"{1:032x}"  # the names of shards in a cache
     cache.get(old, 60_000, lambda path, grow: path.write_bytes(bytes(60_000)) and None)
     is_cached = []
 
@@ -53,7 +53,7 @@ def fill(cache: ShardCache, numbers: range, size: int = 10) -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "scans"), [(1, 1), (3000e-9, 1 + 600 // 18)])
-def test_the_folder_is_scanned_for_few_shards(
+def test_most_shards_are_added_without_a_scan_of_the_folder(
     gigabytes: float, scans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     counts: list[int] = []
@@ -92,7 +92,7 @@ def test_metadata_of_shards_is_removed_after_long_disuse(tmp_path: Path):
     assert remaining == {f"{1:032x}.txt"} and len([*tmp_path.glob(f"{2:032x}.*")]) == 4
 
 
-def test_description_that_cannot_be_touched_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_description_owned_by_another_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In a folder that users share, only its owner may set the time of a file."""
     pyarrow: Any = __import__("pyarrow.parquet")
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Damaged data: one line names the shard, the member or row, and the column."""
+"""Damaged data: an error of one line names the shard, the member or row, and the column."""
 
 from __future__ import annotations
 

@@ -27,16 +27,16 @@ def test_each_sample_comes_once_an_epoch_in_groups_of_blocks(mixed: int, batch_s
         assert (runs == len(SIZES)) == (mixed == 1)  # samples are mixed within a group
         batch = 0
         while batch < len(order):
-            now, _, due = order.upcoming(1, batch)
-            assert len(now) <= mixed and {*blocks[batch:due]} == {*now}
-            assert due - batch == sum(SIZES[block] for block in now)
+            current, _, due = order.upcoming(1, batch)
+            assert len(current) <= mixed and {*blocks[batch:due]} == {*current}
+            assert due - batch == sum(SIZES[block] for block in current)
             batch = due
 
 
 def test_the_order_depends_only_on_seed_and_epoch():
     order = BlockOrder(SIZES, 3, 4, seed=3)
     fresh = BlockOrder(SIZES, 3, 4, seed=3)
-    assert epoch(fresh, 7, first=5) == epoch(order, 7)[5:]  # no matter what was read before
+    assert epoch(fresh, 7, first=5) == epoch(order, 7)[5:]  # whatever was read before
     assert epoch(order, 0) != epoch(order, 1)
     assert epoch(order, 0) != epoch(BlockOrder(SIZES, 3, 4, seed=4), 0)
     unshuffled = BlockOrder(SIZES, 3, 4, shuffle=False)
@@ -67,14 +67,14 @@ def test_upcoming_blocks_are_read_next(world_size: int):
         order = BlockOrder(sizes, 4, 10, rank=rank, world_size=world_size)
         batch, groups = 0, []
         while batch < len(order):
-            now, following, due = order.upcoming(0, batch)
+            current, following, due = order.upcoming(0, batch)
             assert due > batch
             samples = torch.cat([order.indices(0, number) for number in range(batch, min(due, len(order)))])
             blocks = {*(samples // 50).tolist()}
             # The samples of a batch are random, so a rank may read a few of its neighbor's blocks.
-            assert {*now} <= blocks if world_size > 1 else {*now} == blocks
-            assert len(now) == 4 // world_size
-            groups.append((now, following))
+            assert {*current} <= blocks if world_size > 1 else {*current} == blocks
+            assert len(current) == 4 // world_size
+            groups.append((current, following))
             batch = due
         assert all(before[1] == after[0] for before, after in pairwise(groups))
         assert groups[-1][1] == order.upcoming(1, 0)[0]

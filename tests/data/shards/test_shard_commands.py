@@ -1,4 +1,4 @@
-"""Data in shards from the command line: resumed, on two ranks, killed, and checked."""
+"""Commands on data in shards: a run, its resume, two ranks, kills, and `check`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from main_runs import run_folders
 from shard_files import write_parquet, write_tars, write_tokens
 from shard_server import serving
 
-TABLE = ("model=mlp", "model.module.in_features=4", "model.num_classes=3")
+MLP = ("model=mlp", "model.module.in_features=4", "model.num_classes=3")
+GPT = ("model=gpt", "model.module.context=4")
 KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "parquet": (write_parquet, ("data=parquet_shards", "data.path=shards", *TABLE)),
-    "tar": (write_tars, ("data=tar_shards", "data.path=shards", "data.inputs=npy", *TABLE)),
-    "tokens": (
-        write_tokens,
-        *(("data=token_shards", "data.path=shards", "data.context=4", "model=gpt", "model.module.context=4"),),
-    ),
+    "parquet": (write_parquet, ("data=parquet_shards", "data.path=shards", *MLP)),
+    "tar": (write_tars, ("data=tar_shards", "data.path=shards", "data.inputs=npy", *MLP)),
+    "tokens": (write_tokens, ("data=token_shards", "data.path=shards", "data.context=4", *GPT)),
 }
 SMALL = (
     *("data.batch_size=5", "data.eval_batch_size=4", "data.shuffle_shards=2", "data.cache_dir=cache"),

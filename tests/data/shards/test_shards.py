@@ -48,16 +48,21 @@ SAMPLES = sum(SIZES)
 @pytest.fixture(params=KINDS)
 def shards(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """Write shards of a format, and return a function that loads them."""
-    load, write, arguments = KINDS[request.param]
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    write(folder)
-    return lambda **options: load(**{**small(tmp_path), **arguments, **options})
+    load, arguments = write_format(request.param, tmp_path)
+    return lambda **options: load(**arguments | options)
 
 
-def small(folder: Path, **options: Any) -> dict[str, Any]:
+def write_format(kind: str, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Write shards of a format, and return the function that loads them, with its arguments."""
+    load, write, arguments = KINDS[kind]
+    (folder / "shards").mkdir()
+    write(folder / "shards")
+    return load, arguments_of(folder) | arguments
+
+
+def arguments_of(folder: Path) -> dict[str, Any]:
     sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 2, "cache_gb": 0.1}
-    return {**sizes, "path": str(folder / "shards"), "cache_dir": str(folder / "cache"), **options}
+    return {**sizes, "path": str(folder / "shards"), "cache_dir": str(folder / "cache")}
 
 
 def numbers(batch: Any) -> list[int]:
@@ -97,17 +102,14 @@ def test_batches_are_the_same_with_workers_after_a_seek_and_on_ranks(
     assert together[:-1] == [numbers(batch) for batch in whole][:-1]
 
 
-def test_pick_returns_samples_in_the_given_order(shards: Callable[..., Any]):
+def test_pick_returns_samples_in_the_order_of_the_indices(shards: Callable[..., Any]):
     train, _ = shards()
     assert numbers(train.pick(torch.tensor([20, 3, 3, 37]))) == [20, 3, 3, 37]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar", "tokens"])
-def test_fake_batches_are_like_real_ones(kind: str, tmp_path: Path):
-    load, write, arguments = KINDS[kind]
-    (tmp_path / "shards").mkdir()
-    write(tmp_path / "shards")
-    options = {**small(tmp_path), **arguments}
+def test_fake_batches_resemble_real_ones(kind: str, tmp_path: Path):
+    load, options = write_format(kind, tmp_path)
     for real, fake in zip(load(**options), load.fake(**options), strict=True):
         assert len(real) == len(fake)
         for tensor, fake_tensor in zip(next(iter(real)), next(iter(fake)), strict=True):
@@ -117,46 +119,43 @@ def test_fake_batches_are_like_real_ones(kind: str, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["parquet", "tar", "tokens"])
 def test_only_the_current_and_the_next_shards_are_decoded(kind: str, tmp_path: Path):
-    load, write, arguments = KINDS[kind]
-    (tmp_path / "shards").mkdir()
-    write(tmp_path / "shards")
-    train, _ = load(**{**small(tmp_path), **arguments})
+    load, arguments = write_format(kind, tmp_path)
+    train, _ = load(**arguments)
     train.seek(0, 2)
     next(iter(train))
     for thread in train._keys._threads:
         thread.join(60)
     cached = {*(tmp_path / "cache").glob("*.shard")}
-    assert len(cached) == (
-        4 if kind == "parquet" else 0
-    )  # two of this group and two of the next; other formats are read in place
+    # Two shards of this group and two of the next; the other formats are read in place.
+    assert len(cached) == (4 if kind == "parquet" else 0)
 
 
 def test_the_cache_stays_within_its_size(tmp_path: Path):
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards", [200] * 12)
-    wide = small(tmp_path)
-    train, _ = load_parquet_shards(**wide)
+    arguments = arguments_of(tmp_path)
+    train, _ = load_parquet_shards(**arguments)
     expected = [numbers(batch) for batch in train]
     size = max(file.stat().st_size for file in (tmp_path / "cache").glob("*.shard"))
     shutil.rmtree(tmp_path / "cache")
-    limit = 0.0
-    train, _ = load_parquet_shards(**{**wide, "cache_gb": 5 * size / 1e9})
+    largest = 0.0
+    train, _ = load_parquet_shards(**{**arguments, "cache_gb": 5 * size / 1e9})
     batches = []
     for batch in train:
         batches.append(numbers(batch))
-        with exclusive_lock(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # so no thread makes room
-            limit = max(limit, size_of(tmp_path / "cache", "*.shard"))
-    assert batches == expected and size < limit <= 5 * size
+        with exclusive_lock(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # no thread makes room
+            largest = max(largest, size_of(tmp_path / "cache", "*.shard"))
+    assert batches == expected and size < largest <= 5 * size
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_damaged_files_of_the_cache_are_made_again(damage: str, tmp_path: Path):
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards")
-    expected = [numbers(batch) for batch in load_parquet_shards(**small(tmp_path))[0]]
+    expected = [numbers(batch) for batch in load_parquet_shards(**arguments_of(tmp_path))[0]]
     for file in (tmp_path / "cache").glob("*.shard"):
         file.write_bytes(file.read_bytes()[:100]) if damage == "cut" else file.unlink()
-    assert [numbers(batch) for batch in load_parquet_shards(**small(tmp_path))[0]] == expected
+    assert [numbers(batch) for batch in load_parquet_shards(**arguments_of(tmp_path))[0]] == expected
 
 
 def test_class_names_and_images_become_tensors(tmp_path: Path):
@@ -171,14 +170,14 @@ def test_class_names_and_images_become_tensors(tmp_path: Path):
 
     write_parquet(tmp_path / "shards", image=images, name=lambda numbers: [f"c{number % 2}" for number in numbers])
     columns = {"inputs": "image", "targets": "name", "image_size": 6}
-    _, evaluation = load_parquet_shards(**small(tmp_path), **columns, classes=["c0", "c1"])
+    _, evaluation = load_parquet_shards(**arguments_of(tmp_path), **columns, classes=["c0", "c1"])
     pictures, classes = next(iter(evaluation))
     assert pictures.shape == (4, 3, 6, 6) and classes.tolist() == [0, 1, 0, 1]
     assert pictures[1, 0, 0, 0] == pytest.approx(((SAMPLES - 10) / 255 - 0.485) / 0.229, abs=1e-6)
     with pytest.raises(ValueError, match="targets='name': classes lacks 'c1', which a row has; add it"):
-        list(load_parquet_shards(**small(tmp_path), **columns, classes=["c0"])[1])
+        list(load_parquet_shards(**arguments_of(tmp_path), **columns, classes=["c0"])[1])
     with pytest.raises(ValueError, match="image_size=0: must be a number of pixels, at least 1"):
-        load_parquet_shards(**small(tmp_path), **{**columns, "image_size": 0})
+        load_parquet_shards(**arguments_of(tmp_path), **{**columns, "image_size": 0})
 
 
 def test_images_in_tar_files_are_augmented_alike_with_any_number_of_workers(tmp_path: Path):
@@ -193,7 +192,7 @@ def test_images_in_tar_files_are_augmented_alike_with_any_number_of_workers(tmp_
             image_of.frombytes("L", (20, 18), generator.randbytes(360)).save(file, "png")
             files |= {f"{number}.png": file.getvalue(), f"{number}.cls": b"1"}
         write_tar(tmp_path / "shards" / f"{shard}.tar", files)
-    options = {**small(tmp_path), "inputs": "png", "image_size": 10, "eval_image_size": 12}
+    options = {**arguments_of(tmp_path), "inputs": "png", "image_size": 10, "eval_image_size": 12}
     loaders = [load_tar_shards(**{**options, "num_workers": number})[0] for number in (0, 2)]
     alone, with_workers = ([images for images, _ in loader] for loader in loaders)
     torch.testing.assert_close(alone, with_workers, rtol=0, atol=0)
@@ -202,7 +201,7 @@ def test_images_in_tar_files_are_augmented_alike_with_any_number_of_workers(tmp_
 
 
 def damage_shard(folder: Path, damage: str) -> None:
-    """Damage the second shard of a folder, or replace it by an unsuitable one."""
+    """Damage the second shard of a folder, or replace it by a shard that does not fit."""
     second = sorted(folder.iterdir())[1]
     content = second.read_bytes()
     if damage == "torn":
@@ -247,14 +246,11 @@ def damage_shard(folder: Path, damage: str) -> None:
         ("tokens", "empty", "001.uint16': it contains no samples; leave it out"),
     ],
 )
-def test_a_bad_shard_is_one_error_that_names_it(kind: str, damage: str, message: str, tmp_path: Path):
-    load, write, arguments = KINDS[kind]
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    write(folder)
-    damage_shard(folder, damage)
+def test_an_error_names_the_bad_shard(kind: str, damage: str, message: str, tmp_path: Path):
+    load, arguments = write_format(kind, tmp_path)
+    damage_shard(tmp_path / "shards", damage)
     with pytest.raises(ValueError, match=message):
-        list(load(**{**small(tmp_path), **arguments})[0])
+        list(load(**arguments)[0])
 
 
 @pytest.mark.parametrize(
@@ -270,18 +266,18 @@ def test_a_bad_shard_is_one_error_that_names_it(kind: str, damage: str, message:
         ({"path": "s4://a/b.parquet"}, ValueError, "path='s4://a/b.parquet': no such protocol; use s3, gs"),
     ],
 )
-def test_a_wrong_argument_is_one_error(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path):
+def test_a_wrong_argument_is_an_error(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path):
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards")
     with pytest.raises(error, match=message):
-        load_parquet_shards(**{**small(tmp_path), **change})
+        load_parquet_shards(**{**arguments_of(tmp_path), **change})
 
 
-def test_a_full_disk_is_one_error(tmp_path: Path):
+def test_a_full_disk_is_an_error(tmp_path: Path):
     resource = pytest.importorskip("resource")
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards", [3000] * 3)
-    train, _ = load_parquet_shards(**small(tmp_path))
+    train, _ = load_parquet_shards(**arguments_of(tmp_path))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
@@ -289,7 +285,7 @@ def test_a_full_disk_is_one_error(tmp_path: Path):
             next(iter(train))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that prefetch end too
+    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # the threads that prefetch have ended too
 
 
 def test_a_shard_that_changes_during_a_run_is_refused(shards: Callable[..., Any], tmp_path: Path):
@@ -297,8 +293,7 @@ def test_a_shard_that_changes_during_a_run_is_refused(shards: Callable[..., Any]
     batches = iter(train)
     next(batches)
     for file in (tmp_path / "shards").iterdir():
-        content = bytearray(file.read_bytes())
-        file.write_bytes(bytes(content))
+        file.write_bytes(file.read_bytes())  # with a new modification time
     with pytest.raises(ValueError, match="has changed since this run began"):
         for loader in (batches, train, train):
             list(loader)
@@ -309,4 +304,4 @@ def test_tokens_of_another_type_are_refused(tmp_path: Path):
     write_tokens(tmp_path / "shards")
     numpy.zeros(90, numpy.int32).tofile(tmp_path / "shards" / "0000.int32")
     with pytest.raises(ValueError, match="0000.int32': has int32 in column 'tokens', where '.*000.uint16' has uint16"):
-        load_token_shards(**small(tmp_path), context=4)
+        load_token_shards(**arguments_of(tmp_path), context=4)

@@ -1,4 +1,4 @@
-"""Conversations as batches of tokens, of which only the answers are trained."""
+"""Conversations become batches of tokens, and only the answers are trained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_chats(chats: list[Any] = CHATS, path: str = "chats.jsonl") -> None:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Write conversations, and return the arguments that read all of them in order for evaluation."""
+    """Write conversations, and return a function that makes the arguments to read all of them in order to evaluate."""
     datasets: Any = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     monkeypatch.chdir(tmp_path)
@@ -63,21 +63,21 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     return arguments
 
 
-def read(folder: str) -> Any:
+def load_tokenizer(folder: str) -> Any:
     return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
 
 
-def expected_labels(tokenizer: Any, chat: tuple[str, ...], marks: bool) -> tuple[list[int], list[int]]:
-    """Return tokens and labels of a conversation in the format of CHATML, from the positions of answers in its text."""
+def expected_labels(tokenizer: Any, chat: tuple[str, ...], is_marking: bool) -> tuple[list[int], list[int]]:
+    """Return tokens and labels of a conversation in the format of CHATML, found by where answers stand in its text."""
     text = ""
     answers: list[tuple[int, int]] = []
     for role, content in zip(chat[::2], chat[1::2], strict=True):
         text += f"<|start|>{role}\n"
         if role == "assistant":
             answers.append((len(text), len(text) + len(content) + len("<|end|>")))
-        text += f"{content}<|end|>" + ("" if marks else "\n")
-    if not marks and tokenizer.eos_token != "<|end|>":
-        answers = [(start, stop + 1) for start, stop in answers]  # the line end belongs to the turn
+        text += f"{content}<|end|>" + ("" if is_marking else "\n")
+    if not is_marking and tokenizer.eos_token != "<|end|>":
+        answers = [(start, stop + 1) for start, stop in answers]  # the line break belongs to the turn
     text = text[: answers[-1][1]]
     if not text.endswith(tokenizer.eos_token):
         answers.append((len(text), len(text) + len(tokenizer.eos_token)))
@@ -106,7 +106,7 @@ def rows_of(batch: Any) -> list[tuple[list[int], list[int]]]:
 def test_targets_are_the_tokens_of_answers(files: Any, template: str, end: str):
     arguments = files(template, end)
     (batch,) = load_chat(**arguments)[1]
-    tokenizer = read(arguments["tokenizer"])
+    tokenizer = load_tokenizer(arguments["tokenizer"])
     pairs = [expected_labels(tokenizer, chat, template == MARKING) for chat in CHATS]
     assert rows_of(batch) == sorted((tokens[:-1], labels[1:]) for tokens, labels in pairs)
     assert len(batch[0]) < len(CHATS)
@@ -117,17 +117,17 @@ def test_an_end_of_text_token_after_a_marked_answer_is_trained_once(files: Any):
     outside = MARKING.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>")
     arguments = files(outside, "<|end|>")
     (batch,) = load_chat(**arguments)[1]
-    tokenizer = read(arguments["tokenizer"])
+    tokenizer = load_tokenizer(arguments["tokenizer"])
     pairs = [expected_labels(tokenizer, chat, True) for chat in CHATS if "" not in chat]
     assert rows_of(batch) == sorted((tokens[:-1], labels[1:]) for tokens, labels in pairs)
 
 
 @pytest.mark.parametrize("template", [None, MARKING], ids=["joined", "template"])
-def test_prompts_and_responses(files: Any, template: str | None):
+def test_only_responses_to_prompts_are_trained(files: Any, template: str | None):
     arguments = files(template) | {"prompt": "question", "response": "answer", "data_files": "pairs.csv", "name": "csv"}
     Path("pairs.csv").write_text("question,answer\nthe lazy,dog\nbrown fox, sleeps\n")
     (batch,) = load_chat(**arguments)[1]
-    tokenizer = read(arguments["tokenizer"])
+    tokenizer = load_tokenizer(arguments["tokenizer"])
     expected = []
     for prompt, answer in (("the lazy", "dog"), ("brown fox", " sleeps")):
         if template is None:
@@ -174,10 +174,10 @@ def test_loss_and_gradients_equal_those_of_transformers_for_each_conversation_al
     model = LanguageModel(network)
     loss = model.loss(model(batch), batch)
     loss.backward()
-    ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
     model.zero_grad()
-    tokenizer = read(arguments["tokenizer"])
+    tokenizer = load_tokenizer(arguments["tokenizer"])
     pairs = [expected_labels(tokenizer, chat, False) for chat in CHATS]
     counts = [sum(label != -100 for label in labels[1:]) for _, labels in pairs]
     total = torch.zeros(())
@@ -186,22 +186,22 @@ def test_loss_and_gradients_equal_those_of_transformers_for_each_conversation_al
         total = total + outputs.loss * count / sum(counts)
     total.backward()
     torch.testing.assert_close(loss, total)
-    theirs = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+    expected_gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    torch.testing.assert_close(gradients, expected_gradients, atol=1e-6, rtol=1e-4)
     assert int(model.loss_weight(batch)) == sum(counts)
 
 
-def test_long_conversations_are_cut_counted_and_left_out_without_an_answer(files: Any, caplog: Any):
+def test_long_conversations_are_cut_or_left_out_if_no_answer_remains(files: Any, caplog: Any):
     long = [("user", "fox " * 50, "assistant", "dog"), ("user", "fox", "assistant", "dog " * 50)]
     write_chats([*CHATS, *long, ("user", "a")])
     arguments = files() | {"context": 32}
-    pairs = [expected_labels(read(arguments["tokenizer"]), chat, True) for chat in [*CHATS, *long]]
+    pairs = [expected_labels(load_tokenizer(arguments["tokenizer"]), chat, True) for chat in [*CHATS, *long]]
     is_cut = [len(tokens) > 33 for tokens, _ in pairs]
     is_left_out = [all(label == -100 for label in labels[:33]) for _, labels in pairs]
     counts = sum(is_cut), sum(is_left_out)
     assert 2 < counts[0] < len(pairs) and is_left_out[-2:] == [True, False]
     _, evaluation = load_chat(**arguments)
-    assert caplog.messages == [  # of the same rows, for training and for evaluation
+    assert caplog.messages == [  # the same rows are counted for training and for evaluation
         f"{2 * counts[0]} of 16 conversations were cut at data.context=32; {2 * counts[1]} of them left out, as no "
         "answer remains",
         "2 of 16 conversations have no answer, and were left out",
@@ -212,7 +212,7 @@ def test_long_conversations_are_cut_counted_and_left_out_without_an_answer(files
     assert sorted([target for target in targets if target != -100] for _, targets in rows_of(batch)) == trained
 
 
-def test_tools_and_other_entries_of_messages_are_ignored_with_one_warning(files: Any, caplog: Any):
+def test_tools_and_other_keys_of_messages_are_ignored_with_one_warning(files: Any, caplog: Any):
     entries = [{**message, "name": "x", "tool_calls": None} for message in messages(CHATS[0])]
     Path("chats.jsonl").write_text(json.dumps({"messages": entries, "tools": [{"name": "x"}]}) + "\n")
     load_chat(**files())
@@ -220,7 +220,7 @@ def test_tools_and_other_entries_of_messages_are_ignored_with_one_warning(files:
     assert caplog.messages == [f"{ignored}: ignored, the chat template sees the role and content of messages only"]
 
 
-def test_the_sample_shows_what_is_trained(files: Any):
+def test_the_sample_puts_brackets_around_trained_tokens(files: Any):
     train = load_chat(**files())[0]
     text = "<|start|>user\nthe quick brown fox<|end|><|start|>assistant\n[[jumps over<|end|><|endoftext|>]]"
     assert vars(train)["sample"] == text
@@ -269,7 +269,9 @@ REFUSING = CHATML.replace(
         (None, {"prompt": "messages", "response": "messages"}, "row 0: messages need a tokenizer with a chat template"),
     ],
 )
-def test_a_wrong_argument_or_row_is_one_line(files: Any, template: str | None, options: dict[str, Any], reason: str):
+def test_a_wrong_argument_or_row_is_an_error_of_one_line(
+    files: Any, template: str | None, options: dict[str, Any], reason: str
+):
     Path("texts.jsonl").write_text('{"messages": "text"}\n')
     Path("roles.jsonl").write_text('{"messages": [{"from": "human", "value": "x"}]}\n')
     Path("empty.jsonl").write_text(json.dumps({"messages": messages(CHATS[0])}) + '\n{"messages": null}\n')
@@ -279,8 +281,7 @@ def test_a_wrong_argument_or_row_is_one_line(files: Any, template: str | None, o
 
 
 def test_row_numbers_are_those_of_the_file_if_rows_are_held_out(files: Any):
-    chats = [*CHATS[:1] * 30]
-    lines = [json.dumps({"messages": messages(chat)}) for chat in chats] + ['{"messages": null}']
+    lines = [json.dumps({"messages": messages(CHATS[0])})] * 30 + ['{"messages": null}']
     Path("chats.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match="row 30: a value is missing"):
         load_chat(**files() | {"eval_split": None})
@@ -292,8 +293,8 @@ def test_a_tokenizer_without_an_end_of_text_token_is_refused(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_tokenizer_of_a_model_is_loaded_first_in_a_new_process(tmp_path: Path):
-    """The config of a Llama imports torchvision, which may not import by itself beside a CPU build of torch."""
+def test_the_tokenizer_of_a_llama_loads_in_a_new_process(tmp_path: Path):
+    """Its config makes transformers import torchvision, which can fail as the first import with torch for CPUs."""
     name = make_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     program = f"from runner.data.text.tokenizer import load_pretrained_tokenizer\nload_pretrained_tokenizer({name!r})"

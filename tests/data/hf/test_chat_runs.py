@@ -21,7 +21,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", 
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A run of four batches on conversations of very different lengths."""
+    """Write a model and conversations of very different lengths, and return the arguments of a run of four batches."""
     transformers: Any = pytest.importorskip("transformers")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))
     monkeypatch.setattr(pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", tmp_path / "prepared")
@@ -74,6 +74,6 @@ def test_windows_of_a_batch_have_different_numbers_of_targets(command: list[str]
 
 def test_a_wrong_row_ends_the_command_with_one_line(command: list[str], run_here: Any, tmp_path: Path):
     (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user"}]}\n' * 3)
-    ended = run_here(*command, "hydra.run.dir=run", code=2)
-    assert "data.messages='messages': row 0: message 0 must have a role and a content" in ended.err
+    result = run_here(*command, "hydra.run.dir=run", code=2)
+    assert "data.messages='messages': row 0: message 0 must have a role and a content" in result.err
     assert not (tmp_path / "run").exists()

@@ -205,7 +205,7 @@ def test_folders_of_images_are_classes(saved: Path, tmp_path: Path):
     ids=str,
 )
 @pytest.mark.parametrize("eval_split", ["test", None])
-def test_fake_batches_are_like_real_ones(saved: Path, columns: dict[str, Any], eval_split: str | None):
+def test_fake_batches_resemble_real_ones(saved: Path, columns: dict[str, Any], eval_split: str | None):
     options = {**columns, "eval_split": eval_split}
     for real, made_up in zip(load_saved(saved, **options), fake(name=str(saved), **options), strict=True):
         assert (len(real), real.order.num_samples) == (len(made_up), made_up.order.num_samples)
@@ -214,13 +214,13 @@ def test_fake_batches_are_like_real_ones(saved: Path, columns: dict[str, Any], e
 
 
 @pytest.mark.parametrize("columns", [{"text": "text"}, {"inputs": "x", "targets": "n"}], ids=str)
-def test_fake_batches_of_files_are_like_real_ones(rows: dict[str, Any], columns: dict[str, Any]):
+def test_fake_batches_of_files_resemble_real_ones(rows: dict[str, Any], columns: dict[str, Any]):
     for real, made_up in zip(load(**rows, **columns), fake(**rows, **columns), strict=True):
         assert abs(real.order.num_samples - made_up.order.num_samples) <= 1  # rows have about the same length
         assert shapes(next(iter(real))) == shapes(next(iter(made_up)))
 
 
-FILES: dict[str, tuple[dict[str, Any], str]] = {
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no choice": ({}, "text=None, inputs=None, targets=None: give text, a column for language modeling, or both"),
     "both": ({"text": "text", "inputs": "x"}, "text='text', inputs='x', targets=None: give text"),
     "one": ({"inputs": "x"}, "or both inputs and targets"),
@@ -258,10 +258,10 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", FILES)
-def test_a_wrong_argument_is_one_line(case: str, rows: dict[str, Any], tmp_path: Path):
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_is_an_error_of_one_line(case: str, rows: dict[str, Any], tmp_path: Path):
     (tmp_path / "broken.jsonl").write_text("{no json\n")
-    options, message = FILES[case]
+    options, message = WRONG[case]
     with pytest.raises((OSError, ValueError), match=message) as raised:
         load(**{**rows, **options})
     assert "\n" not in str(raised.value)
@@ -270,7 +270,7 @@ def test_a_wrong_argument_is_one_line(case: str, rows: dict[str, Any], tmp_path:
             fake(**{**rows, **options})
 
 
-SAVED: dict[str, tuple[dict[str, Any], str]] = {
+WRONG_FOR_SAVED: dict[str, tuple[dict[str, Any], str]] = {
     "split": ({"eval_split": "validation"}, "eval_split='validation': name='saved' has the splits train, test"),
     "one": ({"name": "one"}, "eval_split='test': name='one' has only one split; eval_split=null takes a part of it"),
     "labels": ({"targets": "unknown"}, r"targets='unknown': some rows have no label \(-1\); choose another split"),
@@ -280,9 +280,9 @@ SAVED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", SAVED)
-def test_an_error_in_saved_data_is_one_line(case: str, saved: Path):
-    options, message = SAVED[case]
+@pytest.mark.parametrize("case", WRONG_FOR_SAVED)
+def test_wrong_arguments_for_saved_data_are_errors(case: str, saved: Path):
+    options, message = WRONG_FOR_SAVED[case]
     with pytest.raises(ValueError, match=message):
         for loader in load(**{"name": "saved", "eval_split": "test", "inputs": "image", "targets": "label", **options}):
             list(loader)
@@ -318,7 +318,7 @@ def test_one_rank_prepares_the_data_for_all(rows: dict[str, Any], tmp_path: Path
     assert sorted(int(number) for rank in lines for number in rank[-1].split()) == [*range(40)]
 
 
-def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"datasets is not installed here: pip install -e '\.\[hf\]'"):
         load(text="text")

@@ -1,4 +1,4 @@
-"""Rows of a data set that are read as they come: in batches, on ranks, in workers, and in a resumed run."""
+"""Streamed data sets: batches equal those of a loaded data set, also on ranks, in workers and after a resume."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def test_batches_in_file_order_equal_those_of_a_loaded_data_set(
     loaded = load(**rows, **columns)
     loaded[0].order.shuffle = False
     for streaming, loader in zip(stream(**rows, **columns, shuffle_buffer=0), loaded, strict=True):
-        for _ in range(3):  # epochs, of which each has other masks
+        for _ in range(3):  # epochs, each with different masks
             assert_same([*streaming], [*loader])
 
 
-def test_seek_does_not_move_an_iterator_that_exists(rows: dict[str, Any]):
+def test_seek_does_not_move_an_existing_iterator(rows: dict[str, Any]):
     train = stream(**rows, inputs="x", targets="n", shuffle_buffer=0)[0]
     expected = [*train]
     train.seek(1)
@@ -106,17 +106,17 @@ def test_seek_does_not_move_an_iterator_that_exists(rows: dict[str, Any]):
 
 
 @pytest.mark.parametrize(("num_workers", "buffer"), [(0, 5), (0, 0), pytest.param(2, 5, marks=pytest.mark.slow)])
-def test_iterations_at_once_do_not_disturb_each_other(rows: dict[str, Any], num_workers: int, buffer: int):
+def test_simultaneous_iterations_are_independent(rows: dict[str, Any], num_workers: int, buffer: int):
     train = stream(**rows, inputs="x", targets="n", shuffle_buffer=buffer, num_workers=num_workers)[0]
     epochs = [[*train] for _ in range(2)]
     train.seek(0, 1)
     first = iter(train)
-    seen = [next(first), next(first)]
+    read = [next(first), next(first)]
     assert_same([*train], epochs[1])
     train.seek(1, 2)
     second = iter(train)
     pairs = [(batch, next(second)) for batch in first]  # in turns
-    assert_same([*seen, *(batch for batch, _ in pairs)], epochs[0][1:])
+    assert_same([*read, *(batch for batch, _ in pairs)], epochs[0][1:])
     assert_same([batch for _, batch in pairs], epochs[1][2 : 2 + len(pairs)])
     train.seek(0)
     assert_same([*train], epochs[0])
@@ -161,8 +161,8 @@ def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
         loaders = stream(**rows, inputs="x", targets="n", num_workers=num_workers, shuffle_buffer=5)
         orders.append([[n for _, batch in loader for n in batch.tolist()] for loader in (loaders[0], *loaders)])
     for epoch in range(2):
-        seen = [n for order in orders for n in order[epoch]]
-        assert sorted(seen) == [*range(sum(COUNTS))] != seen
+        read = [n for order in orders for n in order[epoch]]
+        assert sorted(read) == [*range(sum(COUNTS))] != read
         assert all(order[epoch] for order in orders)
     assert sorted(n for order in orders for n in order[2]) == [*range(sum(COUNTS), sum(COUNTS) + 17)]
     assert orders[0][0] != orders[0][1]
@@ -170,14 +170,14 @@ def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("columns", [{"inputs": "x", "targets": "n"}, {"text": "text"}], ids=["columns", "text"])
-def test_an_epoch_is_entered_at_any_batch(rows: dict[str, Any], num_workers: int, columns: dict[str, Any]):
+def test_an_epoch_can_start_at_any_batch(rows: dict[str, Any], num_workers: int, columns: dict[str, Any]):
     train, _ = stream(**rows, **columns, num_workers=num_workers, shuffle_buffer=5)
     train.seek(1)
     whole = [*train]
     for first in (0, 1, 4, len(whole) - 1, len(whole), len(whole) + 2):
         train.seek(1, first)
         assert_same([*train], whole[first:])
-    assert_same([train.last], whole[-1:])  # stands in on a rank that is over before others
+    assert_same([train.last], whole[-1:])  # for a rank whose stream ends before that of others
 
 
 def test_the_order_depends_on_seed_and_epoch(rows: dict[str, Any]):
@@ -190,11 +190,13 @@ def test_the_order_depends_on_seed_and_epoch(rows: dict[str, Any]):
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
-def test_workers_that_start_an_epoch_at_once_read_that_epoch(rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_workers_that_start_an_epoch_simultaneously_read_that_epoch(
+    rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
     kind: Any = pytest.importorskip("datasets").IterableDataset
     worker, other = (copy.copy(stream(**rows, inputs="x", targets="n")[0]._pool.batches) for _ in range(2))
     expected = worker[1, 0, False, True]
-    worker._stream = other._stream  # as among workers, which share the epoch of the object in memory
+    worker._stream = other._stream  # workers share the memory that holds the epoch
     start = [lambda: other[1, 0, False, True]]
 
     def set_epoch(self: Any, epoch: int) -> None:
@@ -262,7 +264,7 @@ def test_memory_does_not_grow_with_the_data_and_nothing_is_copied(rows: dict[str
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_streamed_is_refused(rows: dict[str, Any], options: dict[str, Any], message: str):
+def test_options_that_do_not_fit_a_stream_are_refused(rows: dict[str, Any], options: dict[str, Any], message: str):
     Path("empty.csv").write_text("x,y\n")
     with pytest.raises(ValueError) as caught:
         stream(**{**rows, "inputs": "x", "targets": "y", **options})
@@ -279,7 +281,7 @@ def test_a_saved_data_set_and_an_uneven_batch_are_refused(rows: dict[str, Any], 
         stream(**rows, inputs="x", targets="y", batch_size=15)
 
 
-def test_rows_behind_the_first_are_checked_as_they_come(rows: dict[str, Any], tokenizer: str):
+def test_rows_are_checked_as_they_are_read(rows: dict[str, Any], tokenizer: str):
     lines = [json.dumps({"x": [1.0, 2.0], "y": 1, "text": "fox", "name": "a", "n": 0})] * 150
     for column, value, message in (
         ("x", None, "inputs='x': row 107 has no value"),
@@ -321,8 +323,8 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_resumed_mid_epoch_has_the_same_bits(rows: dict[str, Any], run_app: Any, tmp_path: Path, ranks: int):
-    # On two ranks, each has a file of its own: one is over long before the other.
+def test_a_run_resumed_mid_epoch_is_bit_identical(rows: dict[str, Any], run_app: Any, tmp_path: Path, ranks: int):
+    # Each of two ranks reads one file, and one rank finishes long before the other.
     command = [*COMMAND, "data.data_files={train:[train-0.jsonl,train-1.jsonl],validation:eval.jsonl}"]
     command += [f"launch.nproc_per_node={ranks}"] * (ranks > 1)
     run_app(*command, "hydra.run.dir=whole")
@@ -340,17 +342,17 @@ def test_a_run_resumed_mid_epoch_has_the_same_bits(rows: dict[str, Any], run_app
 @pytest.mark.slow
 def test_commands_on_a_stream(rows: dict[str, Any], run_here: Any, tmp_path: Path):
     command = [*COMMAND, "data.data_files={train:[train-0.jsonl,train-1.jsonl],validation:eval.jsonl}"]
-    ended = run_here(*command, "+model.class_weights=balanced", code=2)
-    assert "class_weights='balanced'" in ended.err
-    ended = run_here(*command, "scheduler=cosine_annealing", code=2)
-    assert "the data has no length, so the rate only changes between epochs, and is 0 in the first" in ended.err
+    result = run_here(*command, "+model.class_weights=balanced", code=2)
+    assert "class_weights='balanced'" in result.err
+    result = run_here(*command, "scheduler=cosine_annealing", code=2)
+    assert "the data has no length, so the rate only changes between epochs, and is 0 in the first" in result.err
     assert "ok data" in run_here("check", *command, code=0).out
     run_here(*command, "trainer.max_duration=5ba", "hydra.run.dir=run", code=0)
-    ended = run_here("resume", "run", "trainer.max_duration=2ep", "data.num_workers=0", code=2)
-    assert "was saved mid-epoch" in ended.err and "num_workers 2 -> 0" in ended.err
+    result = run_here("resume", "run", "trainer.max_duration=2ep", "data.num_workers=0", code=2)
+    assert "was saved mid-epoch" in result.err and "num_workers 2 -> 0" in result.err
     allowed = "data.streaming=false", "--allow-changes", "data.streaming"
-    ended = run_here("resume", "run", "trainer.max_duration=2ep", *allowed, code=2)
-    assert "was saved mid-epoch" in ended.err and "streamed" in ended.err
+    result = run_here("resume", "run", "trainer.max_duration=2ep", *allowed, code=2)
+    assert "was saved mid-epoch" in result.err and "streamed" in result.err
     Path("new.jsonl").write_text('{"x": [1.0, 2.0]}\n' * 5)
     assert "5 samples" in run_here("predict", "run", "--data", "new.jsonl", code=0).out
     assert "17 samples" in run_here("predict", "run", code=0).out

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from archive_server import Server, serving, tar_gz
-from python_process import PATIENCE
+from python_process import PATIENCE, wait_until
 
 from runner.data import archive
 from runner.data.archive import LOCK, PARTIAL, check_source, fetch_archive, find_missing
@@ -51,10 +51,7 @@ def start_download(server: Server, folder: Path) -> subprocess.Popen[bytes]:
     server.stops_after, server.hangs = 100_000, True
     command = [sys.executable, "-c", FETCH, server.url, str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + PATIENCE
-    while not any(file.stat().st_size for file in folder.glob(f"{PARTIAL}*/*")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: any(file.stat().st_size for file in folder.glob(f"{PARTIAL}*/*")))
     server.stops_after, server.hangs = None, False
     return process
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from runner.data import TensorLoader
 
 FOLDER = Path(__file__).parents[2] / "conf" / "data"
-SHIPPED = ["digits", "stdlib_text", "synthetic_images", "synthetic_tokens"]
+SHIPPED = ["digits", "stdlib_text", "synthetic_images", "synthetic_tokens"]  # data that need no download
 
 
 def read(name: str) -> tuple[Any, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Worker processes that die: the next batch names the worker, its signal and its sample, and the run can go on."""
+"""Worker processes that die: an error names the worker, its signal and its sample, and the run can go on."""
 
 import gc
 import multiprocessing

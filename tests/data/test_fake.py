@@ -61,11 +61,11 @@ def test_fake_batches_resemble_real_ones(load: Any, arguments: dict[str, Any], d
     ],
 )
 def test_fake_loaders_refuse_the_same_arguments(load: Any, wrong: dict[str, Any]):
-    with pytest.raises(ValueError) as by_data:
+    with pytest.raises(ValueError) as real_error:
         load(**wrong)
-    with pytest.raises(ValueError) as by_fake:
+    with pytest.raises(ValueError) as fake_error:
         load.fake(**wrong)
-    assert str(by_fake.value) == str(by_data.value)
+    assert str(fake_error.value) == str(real_error.value)
 
 
 def test_a_fake_loader_starts_at_the_position_of_seek():

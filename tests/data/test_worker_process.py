@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy
 import psutil
 import pytest
 import torch
-from python_process import PATIENCE
+from python_process import PATIENCE, wait_until
 
 from runner.data import DatasetLoader, late_worker
 from runner.data.worker_process import dump
@@ -233,8 +232,7 @@ def test_the_server_survives_signals_and_is_restarted_after_its_death():
         server.send_signal(number)
     assert [int(batch) for batch in batches] == [server.pid] * 7
     server.kill()
-    while server.status() != psutil.STATUS_ZOMBIE:  # reaped by the process that starts the next server
-        time.sleep(0.01)
+    wait_until(lambda: server.status() == psutil.STATUS_ZOMBIE)  # the process that starts the next server reaps it
     assert server.pid not in values(loader)
 
 

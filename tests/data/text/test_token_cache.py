@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from python_process import PATIENCE
+from python_process import PATIENCE, wait_until
 
 from runner.data.text import token_cache
 from runner.data.text.token_cache import TokenCache
@@ -146,10 +146,7 @@ def start(folder: Path, seconds: float) -> subprocess.Popen:
 def test_one_of_several_processes_tokenizes_even_after_another_was_killed(tmp_path: Path):
     killed = start(tmp_path, 100)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not [file for file in tmp_path.glob("cache/*.partial") if file.stat().st_size == 0]:
-            assert time.monotonic() < deadline and killed.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: [file for file in tmp_path.glob("cache/*.partial") if file.stat().st_size == 0])
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.communicate()

@@ -110,7 +110,7 @@ def test_the_next_batch_of_a_dead_worker_is_an_error_after_which_the_rest_can_be
     assert contents([*read, *loader]) == read_without_workers()
 
 
-def test_a_death_after_the_last_batch_of_an_epoch_is_no_error():
+def test_the_death_of_a_worker_after_the_last_batch_is_no_error():
     loader = make_loader(persistent_workers=False)
     batches = iter(loader)
     read = [next(batches) for _ in range(BATCHES)]
@@ -120,7 +120,7 @@ def test_a_death_after_the_last_batch_of_an_epoch_is_no_error():
 
 @pytest.mark.parametrize("kind", ["samples", "batches"])
 @pytest.mark.parametrize("worker_count", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_sample_that_kills_its_worker_is_named(worker_count, kind):
+def test_an_error_names_the_sample_that_killed_its_worker(worker_count, kind):
     class Deadly(Noisy):
         def __getitem__(self, index):
             if index == last:
@@ -186,7 +186,7 @@ def test_a_persistent_worker_killed_between_epochs_is_restarted():
 
 
 @pytest.mark.slow
-def test_deaths_leave_no_process_thread_or_open_file():
+def test_dead_workers_leave_no_process_thread_or_open_file():
     def open_files():
         gc.collect()
         return len(os.listdir("/proc/self/fd")), threading.active_count()

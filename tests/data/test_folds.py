@@ -53,7 +53,7 @@ def samples(loader: Any) -> list[int]:
 
 @pytest.mark.parametrize("make", [in_memory, read_by_index])
 @pytest.mark.parametrize("stratified", [False, True])
-def test_each_sample_is_held_out_once_and_trained_on_otherwise(make: Any, stratified: bool):
+def test_each_sample_is_held_out_in_one_fold_and_trained_on_in_the_others(make: Any, stratified: bool):
     held_out = []
     for fold in range(5):
         train, evaluation = make()
@@ -87,7 +87,7 @@ def test_samples_are_augmented_only_for_training(num_workers: int):
     assert min(samples(train)) >= 100 > max(samples(evaluation))
 
 
-def test_the_folds_depend_on_their_seed_alone():
+def test_folds_depend_only_on_their_seed():
     assert Folds(0, seed=1).assign(100).equal(Folds(3, seed=1).assign(100))
     assert not Folds(0, seed=1).assign(100).equal(Folds(0, seed=2).assign(100))
 

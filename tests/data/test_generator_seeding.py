@@ -248,7 +248,7 @@ class Stream(IterableDataset[Any]):
         (lambda: DataLoader(Noisy(None), batch_size=2, shuffle=True, generator=torch.Generator()), None),
     ],
 )
-def test_an_unseeded_generator_is_named_once(caplog, make: Any, path: str | None):
+def test_one_warning_names_an_unseeded_generator(caplog, make: Any, path: str | None):
     _warn.cache_clear()
     with caplog.at_level(logging.WARNING, "runner"):
         for _ in range(2):

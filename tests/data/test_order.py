@@ -49,7 +49,7 @@ def test_drop_last_leaves_out_only_the_incomplete_batch(world_size):
         assert len(seen) == len(set(seen)) == num_samples // 5 * 5
 
 
-def test_a_rank_with_an_empty_share_gets_the_first_sample_uncounted():
+def test_a_rank_with_an_empty_share_gets_a_sample_that_does_not_count():
     ranks = orders(4, 9, 8, seed=1)
     (alone,) = orders(1, 9, 8, seed=1)
     last = alone.indices(0, 1)

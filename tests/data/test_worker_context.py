@@ -28,7 +28,7 @@ SIZE, BATCH = 60, 4
 
 
 class Locking(Dataset[Any]):
-    """The first worker that reads a sample takes the lock of the event that tells it to end, if any, and dies."""
+    """Kills the first worker that reads a sample while it holds the lock of its `done_event`, if that has a lock."""
 
     def __init__(self, died):
         self.died = died

@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def data_set(read: Any, size: int = 8, **attributes: Any) -> Any:
-    """Return a data set with these attributes, whose class no other process can import."""
+    """Return a data set of samples `read(self, index)` with these attributes; no other process can import its class."""
 
     class Local:
         def __init__(self) -> None:

@@ -68,7 +68,7 @@ def load_tokenizer(folder: str) -> Any:
 
 
 def expected_labels(tokenizer: Any, chat: tuple[str, ...], is_marking: bool) -> tuple[list[int], list[int]]:
-    """Return tokens and labels of a conversation in the format of CHATML, found by where answers stand in its text."""
+    """Tokenize a conversation in the format of CHATML, and label the tokens whose text belongs to an answer."""
     text = ""
     answers: list[tuple[int, int]] = []
     for role, content in zip(chat[::2], chat[1::2], strict=True):

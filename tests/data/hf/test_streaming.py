@@ -115,7 +115,7 @@ def test_simultaneous_iterations_are_independent(rows: dict[str, Any], num_worke
     assert_same([*train], epochs[1])
     train.seek(1, 2)
     second = iter(train)
-    pairs = [(batch, next(second)) for batch in first]  # in turns
+    pairs = [(batch, next(second)) for batch in first]  # alternately
     assert_same([*read, *(batch for batch, _ in pairs)], epochs[0][1:])
     assert_same([batch for _, batch in pairs], epochs[1][2 : 2 + len(pairs)])
     train.seek(0)
@@ -177,7 +177,7 @@ def test_an_epoch_can_start_at_any_batch(rows: dict[str, Any], num_workers: int,
     for first in (0, 1, 4, len(whole) - 1, len(whole), len(whole) + 2):
         train.seek(1, first)
         assert_same([*train], whole[first:])
-    assert_same([train.last], whole[-1:])  # for a rank whose stream ends before that of others
+    assert_same([train.last], whole[-1:])  # stands in on a rank that runs out of batches first
 
 
 def test_the_order_depends_on_seed_and_epoch(rows: dict[str, Any]):

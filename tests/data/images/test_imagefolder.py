@@ -116,7 +116,7 @@ def test_folds_evaluate_training_images_without_augmentation(folder: Path, torch
     assert sorted(held_out) == sorted(images_of(*load(folder, transforms=[v2.CenterCrop(8)], **center)))
 
 
-def test_draws_of_own_transforms_depend_on_seed_epoch_and_sample_alone(folder: Path, torchvision: ModuleType):
+def test_draws_of_own_transforms_depend_only_on_seed_epoch_and_sample(folder: Path, torchvision: ModuleType):
     v2 = import_torchvision("torchvision.transforms.v2")
     for file in folder.glob("train/*/*.png"):
         Image.radial_gradient("L").convert("RGB").save(file)

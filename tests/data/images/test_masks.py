@@ -52,7 +52,7 @@ def test_own_transforms_draw_once_for_an_image_and_its_mask(tmp_path: Path):
     whole = batches(train, 1)
     for images, masks in whole:
         assert colors(images)[:, 1][masks == 1].quantile(0.25) > 0.4
-    for num_workers, first in ((0, 1), (1, 2)):  # a resumed epoch
+    for num_workers, first in ((0, 1), (1, 2)):  # from the middle of an epoch, without and with a worker
         resumed = batches(load(tmp_path, transforms=transforms, num_workers=num_workers)[0], 1, first)
         for pair, expected in zip(resumed, whole[first:], strict=True):
             assert all(torch.equal(*both) for both in zip(pair, expected, strict=True))

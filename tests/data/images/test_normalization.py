@@ -32,7 +32,7 @@ def test_loaders_declare_the_normalization_of_their_images():
 
 
 @pytest.mark.parametrize("std", [0.0, [0.2, -1.0, 0.2], float("nan")])
-def test_a_deviation_that_is_not_above_zero_is_refused(std: Any):
+def test_a_standard_deviation_must_be_positive(std: Any):
     with pytest.raises(ValueError, match=r"^std=.*: must be a number above 0, or one per channel"):
         Normalization(0.5, std)
 

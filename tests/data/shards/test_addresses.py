@@ -181,7 +181,7 @@ def test_the_cache_removes_no_foreign_files(tmp_path: Path):
     assert all((tmp_path / name).is_file() for name in names)
 
 
-def test_a_small_cache_is_enough(server: Server, tmp_path: Path):
+def test_a_cache_for_a_single_shard_is_enough(server: Server, tmp_path: Path):
     expected = [*load(server, "uint16", tmp_path)[0]]
     size = max(file.stat().st_size for file in server.folder.glob("*.uint16"))
     train, _ = load(server, "uint16", tmp_path, cache_dir=str(tmp_path / "small"), cache_gb=1.5 * size / 1e9)

@@ -17,7 +17,7 @@ from runner.failures.errors import WrongArgument
 def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tmp_path: Path):
     pyarrow: Any = __import__("pyarrow.parquet")
     rows = 40_000
-    table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # a dictionary of one entry
+    table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # stored as one dictionary entry
     for number in range(2):
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
         assert (tmp_path / f"{number}.parquet").stat().st_size < 1_000_000

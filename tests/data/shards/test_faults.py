@@ -56,7 +56,7 @@ def load_tables(folder: Path, **options: Any) -> Any:
         ("png", b"no image", "member some/1.png: cannot be read as an image: its format is not one of JPEG"),
     ],
 )
-def test_a_bad_member_is_named_with_its_shard(field: str, content: bytes, reason: str, tmp_path: Path):
+def test_an_error_names_the_bad_member_and_its_shard(field: str, content: bytes, reason: str, tmp_path: Path):
     inputs = field if field != "cls" else "npy"
     files = {"some/1.npy": to_npy(numpy.zeros(3)), "some/1.cls": b"0"} | {f"some/1.{field}": content}
     for name in ("0.tar", "1.tar"):
@@ -74,7 +74,7 @@ def test_a_name_with_escape_sequences_is_printed_safely(tmp_path: Path):
         next(iter(load_tars(tmp_path)[0]))
 
 
-def test_a_bad_row_is_named_with_its_shard_and_column(tmp_path: Path):
+def test_an_error_names_the_bad_row_its_shard_and_column(tmp_path: Path):
     paths = write_parquet(tmp_path, large=with_large)
     train, _ = load_tables(tmp_path, targets="large", batch_size=64)
     with pytest.raises(ValueError) as raised:
@@ -84,7 +84,7 @@ def test_a_bad_row_is_named_with_its_shard_and_column(tmp_path: Path):
     )
 
 
-def test_a_wrong_argument_of_a_sample_is_named_with_its_shard(tmp_path: Path):
+def test_an_error_names_the_shard_of_a_sample_with_a_wrong_argument(tmp_path: Path):
     def decode(row: Any) -> None:
         raise wrong_argument("size", 3, "must be 4")
 

@@ -143,7 +143,7 @@ def test_the_cache_stays_within_its_size(tmp_path: Path):
     batches = []
     for batch in train:
         batches.append(numbers(batch))
-        with exclusive_lock(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # no thread makes room
+        with exclusive_lock(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # so no thread makes room
             largest = max(largest, size_of(tmp_path / "cache", "*.shard"))
     assert batches == expected and size < largest <= 5 * size
 

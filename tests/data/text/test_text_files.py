@@ -98,7 +98,7 @@ def test_long_files_are_cut_at_line_ends(texts: Path, tokenizer: str, monkeypatc
     pieces = [text for text, _ in text_files._pieces([texts / "b.txt"])]
     assert len(pieces) > 3 and "".join(pieces) == TEXT and all(piece.endswith("\n") for piece in pieces)
     assert [joined([loader]) for loader in load(texts, tokenizer=tokenizer)] == whole
-    (texts / "b.txt").write_text("x" * 2000)  # not a single line
+    (texts / "b.txt").write_text("x" * 2000)  # without a line end
     assert "".join(text for text, _ in text_files._pieces([texts / "b.txt"])) == "x" * 2000
 
 

@@ -124,14 +124,14 @@ class Numbers:
 
 print("once")
 os.environ["OWN"] = "set late"
-read = [*DatasetLoader(Numbers(), 2, shuffle=False, num_workers=2, collate_fn=list)]
+read = [*DatasetLoader(Numbers(), 2, shuffle=False, num_workers=1, collate_fn=list)]
 assert read == [[Sample(1), Sample(3)], [Sample(5), Sample(7)]], read
 """)
     result = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, "once\n"), result.stderr
 
 
-def test_an_error_names_the_part_that_cannot_be_pickled():
+def test_errors_name_the_unpicklable_part():
     lines = (line for line in "ab")
     loader = load(data_set(lambda self, index: index, files={"train": [lines]}))
     with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_losses_in_file_order_equal_those_of_a_loaded_data_set(rows: dict[str, A
 
 @pytest.mark.parametrize(
     ("ranks", "num_workers"),
-    [(1, 0), (2, 0), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 3), (3, 0), (3, 2)])],
+    [(1, 0), (2, 0), (1, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(2, 2), (3, 0), (3, 2)])],
 )
 def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
     rows: dict[str, Any], ranks: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
@@ -299,7 +300,7 @@ def test_rows_are_checked_as_they_are_read(rows: dict[str, Any], tokenizer: str)
         assert "rows are counted in the order in which they are read" in caught.value.__notes__
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_in_a_broken_file_names_the_file(rows: dict[str, Any], num_workers: int):
     line = Path("train-3.jsonl").read_text().splitlines()[0]
     Path("train-0.jsonl").write_text(f"{line}\n" * 150)
@@ -323,17 +324,20 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_resumed_mid_epoch_is_bit_identical(rows: dict[str, Any], run_app: Any, tmp_path: Path, ranks: int):
+def test_a_run_resumed_mid_epoch_is_bit_identical(
+    rows: dict[str, Any], run_here: Any, run_app: Any, tmp_path: Path, ranks: int
+):
     # Each of two ranks reads one file, and one rank finishes long before the other.
     command = [*COMMAND, "data.data_files={train:[train-0.jsonl,train-1.jsonl],validation:eval.jsonl}"]
-    command += [f"launch.nproc_per_node={ranks}"] * (ranks > 1)
-    run_app(*command, "hydra.run.dir=whole")
+    command += ["trainer.eval_interval=0"] if ranks == 1 else [f"launch.nproc_per_node={ranks}"]
+    run = partial(run_here, code=0) if ranks == 1 else run_app
+    run(*command, "hydra.run.dir=whole")
     whole = weights_of(tmp_path / "whole")
     length = {1: 2 * 14, 2: 2 * 20}[ranks]
     assert find_checkpoint(tmp_path / "whole").name == f"ep2-ba{length}"
     cut = length - 2
-    run_app(*command, "hydra.run.dir=cut", f"trainer.max_duration={cut}ba")
-    run_app("resume", "cut", "trainer.max_duration=2ep")
+    run(*command, "hydra.run.dir=cut", f"trainer.max_duration={cut}ba")
+    run("resume", "cut", "trainer.max_duration=2ep")
     resumed = weights_of(tmp_path / "cut")
     assert find_checkpoint(tmp_path / "cut").name == f"ep2-ba{length}"
     assert all(torch.equal(resumed[key], weight) for key, weight in whole.items())

@@ -16,7 +16,7 @@ from runner.failures.errors import WrongArgument
 
 def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tmp_path: Path):
     pyarrow: Any = __import__("pyarrow.parquet")
-    rows = 40_000
+    rows = 20_000
     table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # stored as one dictionary entry
     for number in range(2):
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
@@ -52,7 +52,7 @@ def fill(cache: ShardCache, numbers: range, size: int = 10) -> None:
         cache.get(f"{number:032x}", size, lambda path, grow: path.write_bytes(bytes(size)) and None)
 
 
-@pytest.mark.parametrize(("gigabytes", "scans"), [(1, 1), (3000e-9, 1 + 600 // 18)])
+@pytest.mark.parametrize(("gigabytes", "scans"), [(1, 1), (3000e-9, 1 + 150 // 18)])
 def test_most_shards_are_added_without_a_scan_of_the_folder(
     gigabytes: float, scans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -65,7 +65,7 @@ def test_most_shards_are_added_without_a_scan_of_the_folder(
 
     monkeypatch.setattr(ShardCache, "_scan", count_scan)
     cache = ShardCache(str(tmp_path), gigabytes)
-    fill(cache, range(900))
+    fill(cache, range(450))
     assert len(counts) <= scans
     assert sum(file.stat().st_size for file in tmp_path.glob("*.shard")) <= cache.limit
 

@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[Any, tuple[str, ...]]] = {
 SMALL = (
     *("data.batch_size=5", "data.eval_batch_size=4", "data.shuffle_shards=2", "data.cache_dir=cache"),
     *("data.cache_gb=0.1", "algorithms=none", "scheduler=constant", "callbacks=[checkpoint_saver]"),
-    *("trainer.device=cpu", "trainer.eval_interval=1ep"),
+    *("data.num_workers=1", "trainer.device=cpu", "trainer.eval_interval=1ep"),
 )
 
 
@@ -55,7 +55,7 @@ def test_a_check_reads_shards_without_training(command: tuple[str, ...], run_her
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["parquet", "tar", "tokens"], indirect=True)
 def test_two_ranks_train_like_one_rank(command: tuple[str, ...], tmp_path: Path, run_app: Any, run_here: Any):
-    command = (*command, "trainer.max_duration=8ba", "data.num_workers=1")
+    command = (*command, "trainer.max_duration=8ba")
     run_app(*command, "launch.nproc_per_node=2")
     run_here(*command, code=0)
     torch.testing.assert_close(weights(tmp_path, 0), weights(tmp_path, 1), atol=1e-5, rtol=1e-4)
@@ -66,13 +66,13 @@ def test_two_ranks_train_like_one_rank(command: tuple[str, ...], tmp_path: Path,
 def test_killed_attempts_change_no_result(command: tuple[str, ...], run_here: Any):
     # All attempts share a cache, and may be killed while they write to it.
     options = ("--batches=12", "--kills=3", "--save-interval=2ba", "--patience=200")
-    assert "equal" in run_here("prove", *command, *options, code=0).out
+    assert "equal" in run_here("prove", *command, "data.num_workers=2", *options, code=0).out
 
 
 def test_changed_shards_are_refused_within_an_epoch(tmp_path: Path, run_here: Any):
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards")
-    run_here(*KINDS["parquet"][1], *SMALL, "trainer.max_duration=3ba", code=0)
+    run_here(*KINDS["parquet"][1], *SMALL, "data.num_workers=0", "trainer.max_duration=3ba", code=0)
     write_parquet(tmp_path / "shards", [12, 7, 9, 10, 11])
     result = run_here("resume", "latest", "trainer.max_duration=6ba", code=2)
     assert "the order of batches has changed: blocks 4 of sizes" in result.err

@@ -180,7 +180,7 @@ def test_class_names_and_images_become_tensors(tmp_path: Path):
         load_parquet_shards(**arguments_of(tmp_path), **{**columns, "image_size": 0})
 
 
-def test_images_in_tar_files_are_augmented_alike_with_any_number_of_workers(tmp_path: Path):
+def test_images_in_tar_files_are_augmented_alike_with_and_without_a_worker(tmp_path: Path):
     pytest.importorskip("torchvision")
     image_of = pytest.importorskip("PIL.Image")
     (tmp_path / "shards").mkdir()
@@ -193,10 +193,10 @@ def test_images_in_tar_files_are_augmented_alike_with_any_number_of_workers(tmp_
             files |= {f"{number}.png": file.getvalue(), f"{number}.cls": b"1"}
         write_tar(tmp_path / "shards" / f"{shard}.tar", files)
     options = {**arguments_of(tmp_path), "inputs": "png", "image_size": 10, "eval_image_size": 12}
-    loaders = [load_tar_shards(**{**options, "num_workers": number})[0] for number in (0, 2)]
-    alone, with_workers = ([images for images, _ in loader] for loader in loaders)
-    torch.testing.assert_close(alone, with_workers, rtol=0, atol=0)
-    assert alone[0].shape == (5, 3, 10, 10) and alone[0].dtype == torch.float32
+    loaders = [load_tar_shards(**{**options, "num_workers": number})[0] for number in (0, 1)]
+    batches, of_worker = ([images for images, _ in loader] for loader in loaders)
+    torch.testing.assert_close(batches, of_worker, rtol=0, atol=0)
+    assert batches[0].shape == (5, 3, 10, 10) and batches[0].dtype == torch.float32
     assert next(iter(load_tar_shards(**options)[1]))[0].shape == (4, 3, 12, 12)
 
 

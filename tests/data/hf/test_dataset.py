@@ -140,8 +140,9 @@ def load_saved(saved: Path, **options: Any) -> tuple[Any, Any]:
     return load(**{"name": str(saved), "eval_split": "test", **options})
 
 
-@pytest.mark.parametrize(("column", "size", "shape"), [("image", None, (12, 10)), ("tall", 6, (6, 6))])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("column", "size", "shape", "num_workers"), [("image", None, (12, 10), 0), ("tall", 6, (6, 6), 1)]
+)
 def test_images_are_normalized(saved: Path, column: str, size: int | None, shape: tuple[int, int], num_workers: int):
     options = {"inputs": column, "targets": "label", "image_size": size, "num_workers": num_workers}
     for loader in load_saved(saved, **options):

@@ -129,10 +129,8 @@ def test_draws_of_own_transforms_depend_only_on_seed_epoch_and_sample(folder: Pa
 
     whole = batches(1)
     assert len(whole) == 3 and {type(images) for images in whole} == {torch.Tensor}
-    for images, expected in zip(batches(1, num_workers=2), whole, strict=True):
+    for images, expected in zip(batches(1, first=1, num_workers=2), whole[1:], strict=True):  # a batch of each worker
         assert torch.equal(images, expected)
-    resumed = batches(1, first=2, num_workers=2)
-    assert len(resumed) == 1 and torch.equal(resumed[0], whole[2])
     assert not torch.equal(torch.cat(batches(0)).sort(0).values, torch.cat(whole).sort(0).values)
     assert not torch.equal(torch.cat(batches(1, seed=5)), torch.cat(whole))
 

@@ -191,13 +191,13 @@ def test_generators_are_restored_after_reading():
 
 def test_training_and_evaluation_can_share_a_generator():
     generator = numpy.random.default_rng(0)
-    alone = read(lambda: Noisy(Draw(generator)), epochs=1)
+    expected = read(lambda: Noisy(Draw(generator)), epochs=1)
     train, evaluation = (DatasetLoader(Noisy(Draw(generator)), batch_size=4, shuffle=True) for _ in range(2))
     mixed = []
     for batch in train:
         mixed.append(batch.tolist())
         next(iter(evaluation))
-    assert mixed == alone
+    assert mixed == expected
 
 
 def test_reading_without_draws_leaves_samples_unchanged():

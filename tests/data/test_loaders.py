@@ -185,17 +185,10 @@ def contents(loader):
 @with_workers
 @pytest.mark.parametrize("persistent", [False, True])
 def test_augmented_samples_are_the_same_for_any_number_of_workers_and_after_a_seek(persistent):
-    alone = DatasetLoader(Augmented(), batch_size=4, shuffle=True, seed=1)
-    epochs = [contents(alone) for _ in range(2)]
-    workers = DatasetLoader(
-        Augmented(),
-        batch_size=4,
-        shuffle=True,
-        seed=1,
-        num_workers=2,
-        multiprocessing_context="fork",
-        persistent_workers=persistent,
-    )
+    in_process = DatasetLoader(Augmented(), 4, shuffle=True, seed=1)
+    epochs = [contents(in_process) for _ in range(2)]
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
+    workers = DatasetLoader(Augmented(), 4, shuffle=True, seed=1, **options)
     assert [contents(workers) for _ in range(2)] == epochs
     workers.seek(1, 3)
     assert contents(workers) == epochs[1][3:]
@@ -208,13 +201,13 @@ def test_augmentation_differs_between_samples_epochs_and_seeds_but_not_between_r
         pairs = (pair for batch in loader for pair in zip(*batch, strict=True))
         return {int(index): tuple(noise.tolist()) for index, noise in pairs}
 
-    alone = draws(0)
-    assert len({value for noise in alone.values() for value in noise}) == 3 * 23
+    first = draws(0)
+    assert len({value for noise in first.values() for value in noise}) == 3 * 23
     shares = [draws(0, rank=rank, world_size=2) for rank in range(2)]
-    assert shares[0] | shares[1] == alone
+    assert shares[0] | shares[1] == first
     for different in (draws(1), draws(0, seed=1)):
-        assert different.keys() == alone.keys()
-        assert not {*different.values()} & {*alone.values()}
+        assert different.keys() == first.keys()
+        assert not {*different.values()} & {*first.values()}
 
 
 @with_workers
@@ -248,19 +241,10 @@ def test_tensors_yield_no_batch_before_the_position_of_seek():
 @with_workers
 def test_global_batches_are_the_same_for_any_number_of_ranks_and_workers():
     def global_batches(world_size, num_workers):
-        context = "fork" if num_workers else None
+        options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
         shares = []
         for rank in range(world_size):
-            loader = DatasetLoader(
-                Augmented(32),
-                batch_size=8,
-                shuffle=True,
-                seed=5,
-                num_workers=num_workers,
-                rank=rank,
-                world_size=world_size,
-                multiprocessing_context=context,
-            )
+            loader = DatasetLoader(Augmented(32), 8, shuffle=True, seed=5, rank=rank, world_size=world_size, **options)
             loader.seek(1, 1)
             shares.append(contents(loader))
         return [
@@ -268,10 +252,10 @@ def test_global_batches_are_the_same_for_any_number_of_ranks_and_workers():
             for ranks in zip(*shares, strict=True)
         ]
 
-    alone = global_batches(1, 0)
-    assert [len(numbers) for numbers, _ in alone] == [8, 8, 8]
+    expected = global_batches(1, 0)
+    assert [len(numbers) for numbers, _ in expected] == [8, 8, 8]
     for world_size, num_workers in [(1, 1), (1, 3), (2, 0), (2, 1), (4, 0), (4, 3)]:
-        assert global_batches(world_size, num_workers) == alone
+        assert global_batches(world_size, num_workers) == expected
 
 
 def test_reading_restores_the_global_generators():

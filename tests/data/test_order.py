@@ -23,19 +23,19 @@ def counted_samples(order, epoch, batch):
 def test_every_sample_is_seen_once_in_the_same_batches_on_any_number_of_ranks(world_size, shuffle):
     for num_samples in range(1, 41):
         for batch_size in (1, 2, 3, 5, 7, 8, 16, 39, 40, 64):
-            (alone,) = orders(1, num_samples, batch_size, shuffle=shuffle, seed=3)
+            (whole,) = orders(1, num_samples, batch_size, shuffle=shuffle, seed=3)
             ranks = orders(world_size, num_samples, batch_size, shuffle=shuffle, seed=3)
-            assert {len(order) for order in ranks} == {len(alone)} == {-(-num_samples // batch_size)}
+            assert {len(order) for order in ranks} == {len(whole)} == {-(-num_samples // batch_size)}
             seen = []
-            for batch in range(len(alone)):
+            for batch in range(len(whole)):
                 shares = [counted_samples(order, 1, batch) for order in ranks]
-                together = [sample for share in shares for sample in share]
-                assert together == alone.indices(1, batch).tolist()
-                assert len(together) == (batch_size if batch < len(alone) - 1 else num_samples - batch * batch_size)
+                samples = [sample for share in shares for sample in share]
+                assert samples == whole.indices(1, batch).tolist()
+                assert len(samples) == (batch_size if batch < len(whole) - 1 else num_samples - batch * batch_size)
                 sizes = [len(share) for share in shares]
                 assert max(sizes) - min(sizes) <= 1
-                assert {order.counts(batch)[1] for order in ranks} == {len(together)}
-                seen += together
+                assert {order.counts(batch)[1] for order in ranks} == {len(samples)}
+                seen += samples
             assert sorted(seen) == list(range(num_samples))
 
 
@@ -51,8 +51,7 @@ def test_drop_last_leaves_out_only_the_incomplete_batch(world_size):
 
 def test_a_rank_with_an_empty_share_gets_a_sample_that_does_not_count():
     ranks = orders(4, 9, 8, seed=1)
-    (alone,) = orders(1, 9, 8, seed=1)
-    last = alone.indices(0, 1)
+    last = SampleOrder(9, 8, seed=1, rank=0, world_size=1).indices(0, 1)
     assert len(last) == 1
     for order in ranks:
         torch.testing.assert_close(order.indices(0, 1), last)

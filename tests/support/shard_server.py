@@ -18,7 +18,7 @@ class Server(ThreadingHTTPServer):
 
     Attributes:
         folder: the folder to serve.
-        asked: number of GET requests for each whole file, by name.
+        downloads: number of GET requests for each whole file, by name.
         failures: number of upcoming GET requests to answer with status 500.
         stops_after: number of bytes after which a whole file is cut off; None sends all of it.
         breaks: number of upcoming whole files to cut off; negative: all of them.
@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
-        self.asked: Counter[str] = Counter()
+        self.downloads: Counter[str] = Counter()
         self.failures, self.breaks, self.says_more, self.delay = 0, 0, 0, 0.0
         self.stops_after: int | None = None
         self.says_size, self.tags = True, True
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         limit = None
         if with_body and not span:
             with server.lock:
-                server.asked[name] += 1
+                server.downloads[name] += 1
                 if server.breaks and server.stops_after is not None:
                     server.breaks -= 1
                     limit = server.stops_after

@@ -59,8 +59,8 @@ def test_the_last_digits_are_held_out_for_testing():
     train, evaluation, test = load_digits(test_samples=197)
     assert torch.equal(train.tensors[0], whole[0].tensors[0])
     for index in (0, 1):
-        together = torch.cat([evaluation.tensors[index], test.tensors[index]])
-        assert torch.equal(together, whole[1].tensors[index])
+        held_out = torch.cat([evaluation.tensors[index], test.tensors[index]])
+        assert torch.equal(held_out, whole[1].tensors[index])
     fakes: Any = vars(load_digits)["fake"](test_samples=197)
     assert [loader.order.num_samples for loader in fakes] == [1200, 400, 197]
     for wrong in (-1, 597):

@@ -64,27 +64,27 @@ def test_remote_samples_equal_local_ones(kind: str, num_workers: int, server: Se
     batches = [*load(server, kind, tmp_path, num_workers=num_workers)[0]]
     expected = [*load_local(server, kind, tmp_path)[0]]
     torch.testing.assert_close(batches, expected, rtol=0, atol=0)
-    assert all(count == 1 for count in server.asked.values())
+    assert all(count == 1 for count in server.downloads.values())
 
 
 @pytest.mark.parametrize("kind", ["parquet", "uint16"])
 def test_only_the_current_and_the_next_shard_are_fetched(kind: str, server: Server, tmp_path: Path):
     train, _ = load(server, kind, tmp_path)
-    assert not server.asked
+    assert not server.downloads
     train.seek(0, len(train) - 1)
     next(iter(train))
     wait_for_fetches(train)
     shards = (*train.order.upcoming(0, len(train) - 1)[0], *train.order.upcoming(1, 0)[0])
-    assert {*server.asked} == {f"{shard:03}.{kind}" for shard in shards}
+    assert {*server.downloads} == {f"{shard:03}.{kind}" for shard in shards}
 
 
 def test_an_index_is_made_once(server: Server, tmp_path: Path):
     load(server, "tar", tmp_path)
-    assert [*server.asked.values()] == [1] * len(SIZES)
+    assert [*server.downloads.values()] == [1] * len(SIZES)
     for file in (tmp_path / "cache").glob("*.shard"):
         file.unlink()
     load(server, "tar", tmp_path)
-    assert [*server.asked.values()] == [1] * len(SIZES)
+    assert [*server.downloads.values()] == [1] * len(SIZES)
 
 
 @pytest.mark.parametrize("kind", KINDS)

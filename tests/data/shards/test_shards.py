@@ -98,8 +98,8 @@ def test_batches_are_the_same_with_workers_after_a_seek_and_on_ranks(
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         parts.append([numbers(batch) for batch in shards()[0]])
-    together = [first + second for first, second in zip(*parts, strict=True)]
-    assert together[:-1] == [numbers(batch) for batch in whole][:-1]
+    batches_of_ranks = [first + second for first, second in zip(*parts, strict=True)]
+    assert batches_of_ranks[:-1] == [numbers(batch) for batch in whole][:-1]
 
 
 def test_pick_returns_samples_in_the_order_of_the_indices(shards: Callable[..., Any]):

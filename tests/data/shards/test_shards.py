@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from limited_files import limited_files
 from python_process import wait_until
 from shard_files import SIZES, write_parquet, write_tar, write_tars, write_tokens
 
@@ -274,17 +275,12 @@ def test_a_wrong_argument_is_an_error(change: dict[str, Any], error: type[Except
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path):
-    resource = pytest.importorskip("resource")
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards", [3000] * 3)
     train, _ = load_parquet_shards(**arguments_of(tmp_path))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        with pytest.raises(OSError, match="cache_dir='.*': the disk is full; make room there, choose another folder"):
-            next(iter(train))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    full = "cache_dir='.*': the disk is full; make room there, choose another folder"
+    with limited_files(20_000), pytest.raises(OSError, match=full):
+        next(iter(train))
     wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # the threads that prefetch have ended too
 
 

@@ -2,7 +2,6 @@ import errno
 import json
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from limited_files import limited_files
 from python_process import PATIENCE, wait_until
 
 from runner.data.text import token_cache
@@ -67,19 +67,11 @@ def test_without_a_folder_no_file_is_written(tmp_path: Path, monkeypatch: pytest
     assert make.calls == 1 and not [*tmp_path.iterdir()]
 
 
-@pytest.fixture
-def small_files():
-    """Limit the size of files to 40,000 bytes during a test."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_is_a_warning(tmp_path: Path, small_files: None, caplog: pytest.LogCaptureFixture):
+def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     make = Parts(DTYPES[1])
-    tokens = TokenCache(str(tmp_path)).tokens("key", DTYPES[1], make)
-    assert values(tokens, DTYPES[1]) == make.tokens.tolist()  # the written part is read back
+    with limited_files(40_000):
+        tokens = TokenCache(str(tmp_path)).tokens("key", DTYPES[1], make)
+        assert values(tokens, DTYPES[1]) == make.tokens.tolist()  # the written part is read back
     assert make.calls == 1 and [file.suffix for file in tmp_path.iterdir()] == [".lock"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.getMessage().startswith(f"cache={str(tmp_path)!r}: tokens are")

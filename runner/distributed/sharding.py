@@ -358,8 +358,7 @@ def like(value: Tensor, other: Any) -> Tensor:
         part = value.read_shard(layout_of(other)).to(other.device)
         mesh = other.device_mesh, other.placements
         return DTensor.from_local(part, *mesh, run_check=False, shape=other.shape, stride=other.stride())
-    placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
-    return placed.clone()  # a view of the shard would keep the whole tensor in memory
+    return distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)  # copies the shard
 
 
 def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""`git bisect run` with the exit codes of `verify` and `verdict`, in a small repository of a user."""
+"""`git bisect run` finds bad commits by the exit codes of `verify` and `verdict`, in a small repository of a user."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_runs import git
 
 SMALL = ("data.batch_size=200", "trainer.max_duration=1ep", "callbacks=[checkpoint_saver,state_digest]")
 MODEL = ("model=mlp", "model._target_=own.Model", "~model.module", "~model.num_classes")
@@ -31,14 +31,8 @@ BROKEN = "this is no Python\n"
 RUNNER = f"{sys.executable} -m runner"
 
 
-def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 def make_repository(folder: Path, versions: list[str]) -> None:
-    """Commit each version of the model; a comment with the number makes all of them different."""
+    """Make a repository with a commit for each version of the model, numbered by a comment so that no two are equal."""
     git(folder, "init", "--quiet")
     (folder / ".gitignore").write_text("run*\noutputs\n__pycache__\n")
     git(folder, "add", ".gitignore")
@@ -49,16 +43,16 @@ def make_repository(folder: Path, versions: list[str]) -> None:
 
 
 def first_bad_commit(folder: Path, command: str, good: str) -> tuple[str, str]:
-    """Return the subject of the first bad commit after a good one, and all that git printed."""
+    """Return the subject of the first bad commit after a good one, and the output of `git bisect run`."""
     git(folder, "bisect", "start", "HEAD", good)
-    printed = git(folder, "bisect", "run", "sh", "-c", command)
-    found = git(folder, "log", "-1", "--format=%s", "refs/bisect/bad")
+    output = git(folder, "bisect", "run", "sh", "-c", command)
+    subject = git(folder, "log", "-1", "--format=%s", "refs/bisect/bad")
     git(folder, "bisect", "reset")
-    return found, printed
+    return subject, output
 
 
 @pytest.mark.slow
-def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
+def test_bisecting_verify_finds_the_first_commit_that_changes_results(tmp_path: Path, run_app: Any):
     versions = [OWN] * 10 + [CHANGED] * 6
     versions[7] = versions[12] = BROKEN
     make_repository(tmp_path, versions)
@@ -66,14 +60,14 @@ def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
     run_app(*SMALL, *MODEL, "hydra.run.dir=run", "callbacks.state_digest.interval=1ba")
     assert run_app("verify", "run", "--batches=2").returncode == 0
     git(tmp_path, "checkout", "--quiet", "-")
-    found, printed = first_bad_commit(tmp_path, f"{RUNNER} verify run --batches 2", "HEAD~15")
-    assert found == "commit 10" and "different" in printed
+    subject, output = first_bad_commit(tmp_path, f"{RUNNER} verify run --batches 2", "HEAD~15")
+    assert subject == "commit 10" and "different" in output
     assert git(tmp_path, "status", "--short") == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("worse", [WORSE, DIVERGING], ids=["worse", "diverging"])
-def test_the_first_commit_that_worsens_the_metric(worse: str, tmp_path: Path, run_app: Any):
+def test_bisecting_verdict_finds_the_first_commit_that_worsens_the_metric(worse: str, tmp_path: Path, run_app: Any):
     make_repository(tmp_path, [OWN, OWN, BROKEN, OWN, CHANGED, CHANGED, worse, worse])
     git(tmp_path, "checkout", "--quiet", "HEAD~7")
     seeds = "seed=0,1,2,3,4,5"
@@ -81,11 +75,11 @@ def test_the_first_commit_that_worsens_the_metric(worse: str, tmp_path: Path, ru
     run_app("-m", "rerun", "run", seeds, "hydra.sweep.dir=run_good")
     git(tmp_path, "checkout", "--quiet", "-")
     probe = f"{RUNNER} -m rerun run {seeds} hydra.sweep.dir=$sweep || exit 125; {RUNNER} verdict run_good $sweep"
-    found, _ = first_bad_commit(tmp_path, f"sweep=run_$(git rev-parse HEAD); {probe}", "HEAD~7")
-    assert found == "commit 6"
+    subject, _ = first_bad_commit(tmp_path, f"sweep=run_$(git rev-parse HEAD); {probe}", "HEAD~7")
+    assert subject == "commit 6"
 
 
-def test_a_commit_that_cannot_be_tested_is_125(tmp_path: Path, run_app: Any):
+def test_verify_and_verdict_exit_with_125_if_they_cannot_tell(tmp_path: Path, run_app: Any):
     run_app(*SMALL, "model=mlp", "hydra.run.dir=run")
     missing = run_app("verify", "run", "model.module.no_such_key=1", exit_code=125)
     assert missing.stderr.startswith("error: ")

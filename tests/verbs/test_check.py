@@ -1,4 +1,4 @@
-"""`runner check`: what it finds, what it says, and that nothing is left of it."""
+"""`runner check`: its errors, warnings and predicted sizes; it leaves no files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from runner.verbs.check import report
 
 OWN = "checked_here"
 READ: list[str] = []
+"""An entry for each batch that was read from `read_data`."""
 
 
-class Fragile(Model):
-    """A model that fails in one of its steps."""
+class FailingModel(Model):
+    """A model that fails in the method named by `fails`."""
 
     def __init__(self, fails: str = "nowhere") -> None:
         super().__init__()
         self.inner = nn.Linear(64, 10)
-        self.idle = nn.Linear(2, 2)
+        self.unused = nn.Linear(2, 2)
         self.fails = fails
 
     def forward(self, batch: Any) -> Any:
         if self.fails == "forward":
-            raise KeyError("a key that is not there")
+            raise KeyError("no such key")
         return self.inner(batch[0].flatten(1))
 
     def loss(self, outputs: Any, batch: Any) -> Any:
@@ -51,8 +52,8 @@ class Fragile(Model):
         return {"Wrong": import_torchmetrics().MeanSquaredError()} if self.fails == "metrics" else {}
 
 
-class Forgetful(nn.Linear):
-    """A layer that cannot save its state, or not load what it has saved."""
+class UnsavableLinear(nn.Linear):
+    """A layer whose state cannot be loaded, nor saved if `saves` is false."""
 
     def __init__(self, saves: bool = True) -> None:
         super().__init__(64, 10)
@@ -68,14 +69,14 @@ class Forgetful(nn.Linear):
         raise KeyError("number of calls")
 
 
-class Watcher(Callback):
-    """A callback that fails, or warns."""
+class FailingCallback(Callback):
+    """A callback that raises an error, or logs a value that is not a scalar."""
 
-    def __init__(self, does: str = "fail") -> None:
+    def __init__(self, does: str = "raise") -> None:
         self.does = does
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        if self.does == "fail":
+        if self.does == "raise":
             state.nothing  # noqa: B018
         logger.log_metrics({"vector": torch.zeros(3)})
 
@@ -94,11 +95,11 @@ def read_data(batch_size: int = 8, **options: Any) -> tuple[Any, Any]:
     return batches(), None
 
 
-def _made_up(batch_size: int, classes: int) -> tuple[Any, Any]:
+def make_fake_data(batch_size: int, classes: int) -> tuple[Any, Any]:
     return [(torch.zeros(batch_size, 64), torch.full((batch_size,), classes - 1))], None
 
 
-def read_one() -> Any:
+def read_single_loader() -> Any:
     return ([],)
 
 
@@ -106,14 +107,14 @@ def read_nothing() -> Any:
     return [], None
 
 
-@faked_by(_made_up)
+@faked_by(make_fake_data)
 def read_large_data(batch_size: int, classes: int = 10) -> tuple[Any, Any]:
     raise AssertionError("read")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The working directory and the place for passing files are empty after each test, or as they were left to it."""
+def no_files_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs each test in `tmp_path`, and asserts that it leaves no temporary files, no `outputs` and no `mlruns`."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -121,12 +122,13 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
     READ.clear()
     yield
-    # torch makes an empty folder of its own where it first computes on the meta device.
+    # torch makes an empty folder when it first computes on the meta device.
     assert [path for path in scratch.iterdir() if not path.name.startswith("torchinductor")] == []
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "mlruns").exists()
 
 
 def try_out(*overrides: str, resume: Path | None = None) -> dry_run.Findings:
+    """Check the config of a command like `runner check`, and try it out."""
     config = composed(*overrides)
     build.check(Experiment(config))
     return dry_run.try_out(Experiment(config), resume=None if resume is None else str(resume))
@@ -136,12 +138,12 @@ TOKENS = ("model=gpt", "data=synthetic_tokens", "algorithms=none", "data.num_sam
 EVERYTHING = ("+algorithms=[mixup,ema,gradient_clipping]", "+callbacks=[speed_monitor,early_stopper,lr_monitor]")
 
 
-def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
+def test_all_events_fire_and_destinations_are_not_called(tmp_path: Path):
     findings = try_out(*EVERYTHING, "+callbacks.lines._target_=runner.callbacks.JSONLinesLogger")
     assert findings.events == len(Event)
     assert findings.device == "cpu"
     assert findings.destinations == ["mlflow_logger", "progress_bar", "learning_curves", "console_summary", "lines"]
-    assert [one for one in findings.warnings if "half_life" not in one] == []
+    assert [warning for warning in findings.warnings if "half_life" not in warning] == []
     assert {path.name for path in tmp_path.iterdir()} == {"scratch"}
     assert findings.data.startswith(
         "train 1,200 samples in 19 batches of 64; eval 597 samples in 1 batch of 597; made up"
@@ -160,10 +162,10 @@ def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
     ],
     ids=str,
 )
-def test_the_size_of_a_checkpoint_is_foretold(
+def test_the_size_of_a_checkpoint_is_predicted(
     overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Against a real one, a few percent off: destinations keep a little in it that grows with the run."""
+    """Within 3% of a real checkpoint: the state of destinations grows a little with the run."""
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
     overrides = (*overrides, "trainer.max_duration=2ep", "callbacks=[checkpoint_saver,learning_curves]")
     findings = try_out(*overrides)
@@ -177,7 +179,7 @@ def test_the_size_of_a_checkpoint_is_foretold(
     sizes = findings.sizes
     assert sizes.checkpoint == pytest.approx(sum(written.values()), rel=0.03)
     assert sizes.checkpoint_weights == pytest.approx(written["model.pt"], rel=0.01)
-    assert sizes.parameters == sizes.trainable == sum(one.numel() for one in parameters)
+    assert sizes.parameters == sizes.trainable == sum(parameter.numel() for parameter in parameters)
     assert sizes.gradients == 4 * sizes.parameters <= sizes.weights
     moments = 2 if "optimizer=adamw" in overrides else 1
     assert sizes.optimizer == pytest.approx(moments * sizes.gradients, rel=0.01)
@@ -185,8 +187,8 @@ def test_the_size_of_a_checkpoint_is_foretold(
 
 
 @pytest.mark.slow
-def test_a_large_model_is_tried_without_memory():
-    """300 million weights, AdamW and an average of them: 6 GB that are never there."""
+def test_a_large_model_is_tried_on_the_meta_device():
+    """300 million weights with AdamW and an EMA would be 6 GB, which are never allocated."""
     findings = try_out(
         *("model=gpt", "data=stdlib_text", "algorithms=[gradient_clipping,ema]", "optimizer=adamw"),
         *("model.module.d_model=1024", "model.module.n_layers=24", "+callbacks=[early_stopper,speed_monitor]"),
@@ -194,17 +196,18 @@ def test_a_large_model_is_tried_without_memory():
     )
     assert (findings.device, findings.sizes.parameters) == ("meta", 302_704_640)
     assert findings.sizes.weights == findings.sizes.gradients == 2 * 302_704_640
-    assert findings.refused == ["early_stopper"]  # which reads the metric
-    assert findings.events == len([one for one in Event if "predict" not in one])
+    assert findings.refused == ["early_stopper"]  # it reads the value of a metric
+    assert findings.events == len([event for event in Event if "predict" not in event])
 
 
-OWN_DATA = "~data.batch_size ~data.eval_batch_size ~data.test_samples ~data.seed data._target_=checked_here."
-OWN_MODEL = "algorithms=none ~model.num_classes ~model.module model._target_=checked_here.Fragile +model.fails="
-OWN_LAYER = "model=mlp ~model.module +model.module._target_=checked_here.Forgetful algorithms=none"
+NO_OPTIONS = ("~data.eval_batch_size", "~data.test_samples", "~data.seed")
+OWN_DATA = f"~data.batch_size {' '.join(NO_OPTIONS)} data._target_=checked_here."
+OWN_MODEL = "algorithms=none ~model.num_classes ~model.module model._target_=checked_here.FailingModel +model.fails="
+OWN_LAYER = "model=mlp ~model.module +model.module._target_=checked_here.UnsavableLinear algorithms=none"
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkeypatch: pytest.MonkeyPatch):
+def test_mismatched_shapes_are_refused_on_both_devices(device: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
     with pytest.raises(WrongConfig, match="does not fit.* In its forward pass"):
         try_out("model=mlp", "data=synthetic_images", "algorithms=none")
@@ -231,11 +234,14 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
                 ("algorithms.mixup: inputs of torch.int64", "BEFORE_TRAIN_BATCH", "without algorithms it works"),
             ),
             (
-                "+callbacks.x._target_=checked_here.Watcher",
+                "+callbacks.x._target_=checked_here.FailingCallback",
                 ("callbacks.x: AttributeError", "at BATCH_END", "test_check.py:"),
             ),
-            ("+callbacks.x._target_=checked_here.Watcher +callbacks.x.does=log", ("callbacks.x: metric 'vector'",)),
-            (f"{OWN_MODEL}forward", ("In its forward pass", "KeyError: 'a key that is not there'", "test_check.py:")),
+            (
+                "+callbacks.x._target_=checked_here.FailingCallback +callbacks.x.does=log",
+                ("callbacks.x: metric 'vector'",),
+            ),
+            (f"{OWN_MODEL}forward", ("In its forward pass", "KeyError: 'no such key'", "test_check.py:")),
             (f"{OWN_MODEL}loss", ("In its loss", "AttributeError", "outputs of float32 (4, 10)", "test_check.py:")),
             (f"{OWN_MODEL}metrics", ("In its metrics", "same shape")),
             ("callbacks.checkpoint_saver.monitor=Acc", ("callbacks.checkpoint_saver.monitor='Acc'", "'eval/loss'")),
@@ -247,19 +253,22 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
             ("data=stdlib_text data.eval_bytes=3", ("data.eval_bytes=3", "one window")),
             ("data._target_=checked_here.missing", ("checked_here", "missing")),
             (
-                f"{OWN_DATA}read_one",
-                ("checked_here.read_one must return (train_loader, eval_loader) or (train", "not a tuple of 1"),
+                f"{OWN_DATA}read_single_loader",
+                (
+                    "checked_here.read_single_loader must return (train_loader, eval_loader) or (train",
+                    "not a tuple of 1",
+                ),
             ),
             (f"{OWN_LAYER} +model.module.saves=false", ("'module._extra_state'", "cannot be saved: it holds a set")),
             (OWN_LAYER, ("KeyError: 'number of calls'", "test_check.py:")),
             (f"{OWN_DATA}read_nothing", ("train_dataloader has no batches: its data set is empty",)),
         ],
         *("model=gpt", "model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none"),
-        *("+callbacks.x._target_=checked_here.Watcher +callbacks.x.does=log", "trainer.max_duration=100tok"),
+        *("+callbacks.x._target_=checked_here.FailingCallback +callbacks.x.does=log", "trainer.max_duration=100tok"),
         *("data.batch_size=0", f"{OWN_LAYER} +model.module.saves=false"),
     ),
 )
-def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
+def test_a_config_that_cannot_run_is_refused_in_a_short_message(command: str, parts: tuple[str, ...]):
     with pytest.raises((WrongConfig, ValueError)) as raised:
         try_out(*command.split())
     message = str(raised.value)
@@ -294,14 +303,14 @@ def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
             ),
             ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the 64 samples"),
             ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
-            (f"{OWN_MODEL}nowhere", "no gradient reaches idle.weight, idle.bias: not trained, and refused by DDP"),
+            (f"{OWN_MODEL}nowhere", "no gradient reaches unused.weight, unused.bias: not trained, and refused by DDP"),
         ],
         *("trainer.eval_interval=25ep", "data.batch_size=3 launch.nproc_per_node=4", f"{OWN_MODEL}nowhere"),
     ),
 )
-def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
+def test_a_probable_mistake_gives_a_warning(command: str, warning: str):
     findings = try_out("model=mlp", *command.split())
-    assert [one for one in findings.warnings if warning in one], findings.warnings
+    assert any(warning in text for text in findings.warnings), findings.warnings
 
 
 @pytest.mark.parametrize(
@@ -319,38 +328,23 @@ def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
         "trainer.grad_accum=32 launch.nproc_per_node=2 trainer.eval_interval=0.5dur",
     ),
 )
-def test_what_is_right_gives_no_warning(command: str):
+def test_a_correct_config_gives_no_warning(command: str):
     findings = try_out("model=mlp", "algorithms=none", *command.split())
-    assert [one for one in findings.warnings if "bfloat16" not in one] == []
+    assert [warning for warning in findings.warnings if "bfloat16" not in warning] == []
 
 
-def test_data_that_says_what_it_looks_like_is_not_read():
-    own = (
-        "model=mlp",
-        "algorithms=none",
-        "~data.eval_batch_size",
-        "~data.test_samples",
-        "~data.seed",
-        "callbacks=none",
-    )
-    findings = try_out(*own, f"data._target_={OWN}.read_large_data")
+def test_data_with_a_fake_are_not_read():
+    overrides = ("model=mlp", "algorithms=none", "callbacks=none", *NO_OPTIONS, f"data._target_={OWN}.read_large_data")
+    findings = try_out(*overrides)
     assert findings.data == "train 1 batches; made up, not read"
     with pytest.raises(WrongConfig, match="Target 10 is out of bounds"):
-        try_out(*own, f"data._target_={OWN}.read_large_data", "+data.classes=11")
+        try_out(*overrides, "+data.classes=11")
 
 
-def test_of_other_data_one_batch_is_read():
+def test_one_batch_is_read_of_data_without_a_fake():
     findings = try_out(
-        *(
-            "model=mlp",
-            "~data.eval_batch_size",
-            "~data.test_samples",
-            "~data.seed",
-            "callbacks=none",
-            "algorithms=none",
-            "scheduler=none",
-        ),
-        *(f"data._target_={OWN}.read_data", "+data.option=1"),
+        *("model=mlp", "callbacks=none", "algorithms=none", "scheduler=none"),
+        *(*NO_OPTIONS, f"data._target_={OWN}.read_data", "+data.option=1"),
     )
     assert READ == ["batch"]
     assert findings.data == f"train unknown many batches; one batch read: {OWN}.read_data has no `fake`"
@@ -360,20 +354,17 @@ def test_of_other_data_one_batch_is_read():
     ]
 
 
-def test_data_that_ranks_would_not_share_are_refused():
-    own = (
-        "model=mlp",
-        "~data.eval_batch_size",
-        "~data.test_samples",
-        "~data.seed",
-        f"data._target_={OWN}.read_for_one_rank",
+def test_an_eval_loader_that_ranks_cannot_divide_is_refused():
+    overrides = (
+        *("model=mlp", "callbacks=none", "algorithms=none"),
+        *(*NO_OPTIONS, f"data._target_={OWN}.read_for_one_rank"),
     )
-    assert try_out(*own, "callbacks=none", "algorithms=none").data.startswith("train 1 batches; eval 1 batches")
+    assert try_out(*overrides).data.startswith("train 1 batches; eval 1 batches")
     with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': nothing says how 2 ranks divide"):
-        try_out(*own, "callbacks=none", "algorithms=none", "launch.nproc_per_node=2")
+        try_out(*overrides, "launch.nproc_per_node=2")
 
 
-def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
+def test_checking_how_a_run_resumes_leaves_it_unchanged(tmp_path: Path):
     small = ("model=mlp", "data.batch_size=400", "callbacks=checkpoint_saver")
     with build.build(Experiment(composed(*small, "trainer.max_duration=4ba")), tmp_path / "run", "run") as trainer:
         trainer.fit()
@@ -383,7 +374,7 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
 
     before = files()
     run = tmp_path / "run"
-    assert try_out(*small, resume=run).events == len(Event) - 2  # iteration and epoch have begun
+    assert try_out(*small, resume=run).events == len(Event) - 2  # the iteration and the epoch have already started
     with pytest.raises(WrongConfig, match="trainer.max_duration='4ba' is reached"):
         try_out(*small, "trainer.max_duration=4ba", resume=run)
     with pytest.raises(WrongConfig, match="do not fit the model"):
@@ -391,29 +382,29 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
     assert files() == before
 
 
-GONE = ("model=mlp", "callbacks=[load_checkpoint]", "callbacks.load_checkpoint.checkpoint=gone")
+MISSING = ("model=mlp", "callbacks=[load_checkpoint]", "callbacks.load_checkpoint.checkpoint=missing")
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_checkpoint_to_begin_with_is_needed_by_a_new_run_only(
+def test_only_a_new_run_needs_the_checkpoint_of_load_checkpoint(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
-    begun = Experiment(composed("model=mlp", "callbacks=checkpoint_saver", "trainer.max_duration=1ba"))
-    with build.build(begun, tmp_path / "run", "run") as trainer:
+    experiment = Experiment(composed("model=mlp", "callbacks=checkpoint_saver", "trainer.max_duration=1ba"))
+    with build.build(experiment, tmp_path / "run", "run") as trainer:
         trainer.fit()
-    assert try_out(*GONE, resume=tmp_path / "run").device == device
-    there = (*GONE[:2], f"callbacks.load_checkpoint.checkpoint={tmp_path}/run")
-    assert try_out(*there).device == device
+    assert try_out(*MISSING, resume=tmp_path / "run").device == device
+    existing = (*MISSING[:2], f"callbacks.load_checkpoint.checkpoint={tmp_path}/run")
+    assert try_out(*existing).device == device
     with pytest.raises(WrongConfig, match="callbacks.load_checkpoint.checkpoint=.*: its weights do not fit"):
-        try_out(*there, "model.module.hidden=[3]")
+        try_out(*existing, "model.module.hidden=[3]")
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_checkpoint_to_begin_with_that_is_gone_is_refused(device: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_checkpoint_for_load_checkpoint_is_refused(device: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
-    with pytest.raises(WrongConfig, match="callbacks.load_checkpoint.checkpoint='gone': no complete checkpoint"):
-        try_out(*GONE)
+    with pytest.raises(WrongConfig, match="callbacks.load_checkpoint.checkpoint='missing': no complete checkpoint"):
+        try_out(*MISSING)
 
 
 @pytest.mark.parametrize(
@@ -426,12 +417,12 @@ def test_a_checkpoint_to_begin_with_that_is_gone_is_refused(device: str, monkeyp
     ],
     ids=str,
 )
-def test_a_key_that_nobody_reads_is_refused(change: Any, message: str):
+def test_an_unused_key_is_refused(change: Any, message: str):
     with pytest.raises(ValueError, match=message):
         build.check(Experiment(composed("model=mlp", "scheduler=none") | change))
 
 
-def test_the_report_is_short_and_says_what_was_found():
+def test_the_report_shows_model_batch_memory_and_checkpoint():
     config = composed(*EVERYTHING, "model=mlp")
     rows = dict(report(Experiment(config), dry_run.try_out(Experiment(config))))
     assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
@@ -442,18 +433,20 @@ def test_the_report_is_short_and_says_what_was_found():
 
 
 @pytest.mark.slow
-def test_the_command_leaves_nothing_and_tells_the_jobs_of_a_sweep_apart(tmp_path: Path, run_app: Any):
-    done = run_app("check", "model=mlp", "launch.nproc_per_node=2", "hydra.run.dir=mine")
-    assert done.stdout.splitlines()[0].strip() == "model=mlp launch.nproc_per_node=2" and done.stderr == ""
-    done = run_app("-m", "check", "model.num_classes=5,10", exit_code=2)
-    assert "in the job model.num_classes=5" in done.stderr and "Target 9" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "model.num_classes=10" in done.stdout and "ok batch" in done.stdout
+def test_the_command_leaves_no_files_and_names_the_failing_job_of_a_sweep(tmp_path: Path, run_app: Any):
+    finished = run_app("check", "model=mlp", "launch.nproc_per_node=2", "hydra.run.dir=mine")
+    assert finished.stdout.splitlines()[0].strip() == "model=mlp launch.nproc_per_node=2" and finished.stderr == ""
+    finished = run_app("-m", "check", "model.num_classes=5,10", exit_code=2)
+    assert "in the job model.num_classes=5" in finished.stderr and "Target 9" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "model.num_classes=10" in finished.stdout and "ok batch" in finished.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"scratch"}
 
 
-def test_a_model_that_cannot_be_made_without_memory_is_made_with_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_that_cannot_be_built_on_meta_is_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch):
     class Reading(ClassificationModel):
+        """Reads a weight in its constructor, which has no value on the meta device."""
+
         def __init__(self) -> None:
             super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
             self.scale = float(next(self.parameters()).sum())

@@ -1,4 +1,4 @@
-"""Two runs compared by what they left in their folders."""
+"""`runner compare`: runs are compared by the digests, metrics, configs and environments in their folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from runner.verbs.compare import difference
 
 
 def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | None = None, **facts: Any) -> Path:
-    """Make a run's folder with a line of digests for each batch, some of their parts changed."""
+    """Write a run's folder with a line of digests for each batch.
+
+    Args:
+        folder: the folder to create.
+        batches: the numbers of the batches.
+        changed: for some batches, the parts whose digests differ from those of other runs.
+        **facts: `config`, `environment`, and `metrics` with a `status`, for the files that hold them.
+    """
     folder.mkdir()
     lines = []
     for batch in batches:
@@ -70,30 +77,31 @@ Digests
 """
 
 
-def test_equal_runs_are_equal_and_torch_is_not_imported(tmp_path: Path):
-    a, b = (write_run(tmp_path / one, range(1, 9), config=CONFIG, environment=ENVIRONMENT) for one in "ab")
+def test_equal_runs_are_reported_as_equal_without_importing_torch(tmp_path: Path):
+    a, b = (write_run(tmp_path / name, range(1, 9), config=CONFIG, environment=ENVIRONMENT) for name in "ab")
     program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
     command = [sys.executable, "-c", program, "compare", "a", "b"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout == EQUAL
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0 and finished.stderr == ""
+    assert finished.stdout == EQUAL
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
     assert difference(a, b).is_none
 
 
-def test_where_runs_part_and_what_was_different_in_them(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_differences_in_results_config_and_batches_are_shown(tmp_path: Path, run_here: Any, monkeypatch: Any):
     monkeypatch.setenv("COLUMNS", "80")
     changed = {6: ("weights", "optimizer"), 7: ("randomness", "weights"), 8: PARTS}
-    other = {**CONFIG, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.2}}
-    there = {**ENVIRONMENT, "ranks": 2, "packages": {"torch": "2.14"}, "folder": "there"}
+    other_config = {**CONFIG, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.2}}
+    other_environment = {**ENVIRONMENT, "ranks": 2, "packages": {"torch": "2.14"}, "folder": "there"}
     metrics = {"train/loss": 0.125, "eval/loss": 0.25}
     write_run(tmp_path / "a", range(1, 9), config=CONFIG, environment=ENVIRONMENT, metrics=metrics)
-    write_run(tmp_path / "b", range(1, 9), changed, config=other, environment=there, metrics={"eval/loss": 0.5})
+    other_facts = {"config": other_config, "environment": other_environment, "metrics": {"eval/loss": 0.5}}
+    write_run(tmp_path / "b", range(1, 9), changed, **other_facts)
     write_run(tmp_path / "c", (), config={**CONFIG, "model": {"_target_": "own.Net\x1b[31m"}})
     (tmp_path / "b" / "git.patch").write_text("+ a line\n")
-    done = run_here("compare", "a", "b", "c", code=1)
-    assert done.out == DIFFERENT
-    assert done.err == ""
+    finished = run_here("compare", "a", "b", "c", code=1)
+    assert finished.out == DIFFERENT
+    assert finished.err == ""
 
 
 @pytest.mark.parametrize(
@@ -109,38 +117,38 @@ def test_where_runs_part_and_what_was_different_in_them(tmp_path: Path, run_here
         ((range(1, 9), range(4, 13)), {}, "up to batch 8; one ends after batch 8, the other after 12"),
     ],
 )
-def test_runs_are_compared_where_both_have_digests(
+def test_runs_are_compared_at_batches_with_digests_in_both(
     tmp_path: Path, batches: tuple[Any, Any], changed: dict[int, tuple[str, ...]], text: str
 ):
-    found = difference(write_run(tmp_path / "a", batches[0]), write_run(tmp_path / "b", batches[1], changed))
-    assert re.search(text, str(found))
-    assert found.agree is not bool(changed)
-    assert not found.is_none
+    comparison = difference(write_run(tmp_path / "a", batches[0]), write_run(tmp_path / "b", batches[1], changed))
+    assert re.search(text, str(comparison))
+    assert comparison.agree is not bool(changed)
+    assert not comparison.is_none
 
 
-def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
+def test_final_metrics_of_finished_runs_are_compared(tmp_path: Path):
     write_run(tmp_path / "a", range(1, 5), metrics={"eval/loss": 0.5, "train/loss": float("nan")})
     write_run(tmp_path / "b", range(1, 5), metrics={"eval/loss": 0.5, "train/loss": float("nan")})
     write_run(tmp_path / "c", range(1, 5), metrics={"eval/loss": 0.25, "train/loss": float("nan")})
     write_run(tmp_path / "d", range(1, 5), metrics={"eval/loss": 0.25}, status="KILLED")
     assert difference(tmp_path / "a", tmp_path / "b").is_none
-    found = difference(tmp_path / "a", tmp_path / "c")
-    assert not found.agree and str(found) == "equal bit for bit up to batch 4; eval/loss is 0.5 and 0.25"
+    comparison = difference(tmp_path / "a", tmp_path / "c")
+    assert not comparison.agree and str(comparison) == "equal bit for bit up to batch 4; eval/loss is 0.5 and 0.25"
     assert difference(tmp_path / "a", tmp_path / "d").is_none
 
 
-def test_the_latest_run_is_compared_by_that_name(run_here: Any):
+def test_latest_names_the_newest_run(run_here: Any):
     folders = [f"outputs/2026-01-01/{time}-00-00" for time in ("09", "10")]
     for folder in folders:
         run_here("model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver]", f"hydra.run.dir={folder}")
-    found = json.loads(run_here("compare", "latest", folders[0], "--json", code=0).out)["result"]["runs"]
-    assert [Path(one["folder"]).name for one in found] == ["10-00-00", "09-00-00"]
+    runs = json.loads(run_here("compare", "latest", folders[0], "--json", code=0).out)["result"]["runs"]
+    assert [Path(run["folder"]).name for run in runs] == ["10-00-00", "09-00-00"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["a", "nowhere"], "RUN='nowhere': no such folder"),
+        (["a", "missing"], "RUN='missing': no such folder"),
         (["a", "empty"], "RUN='empty': has no result.json, config.yaml or digests.jsonl"),
         (["a"], "compare: takes RUN RUN..., not a; write runner compare RUN RUN..., such as runner compare "),
         ([], "compare: takes RUN RUN..., not nothing"),
@@ -148,10 +156,10 @@ def test_the_latest_run_is_compared_by_that_name(run_here: Any):
     ],
     ids=str,
 )
-def test_what_cannot_be_compared_is_one_message(tmp_path: Path, run_app: Any, arguments: list[str], part: str):
+def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, run_app: Any, arguments: list[str], part: str):
     write_run(tmp_path / "a", range(1, 5))
     write_run(tmp_path / "later", range(5, 9))
     (tmp_path / "empty").mkdir()
-    done = run_app("compare", *arguments, exit_code=2)
-    assert part in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+    finished = run_app("compare", *arguments, exit_code=2)
+    assert part in finished.stderr and finished.stderr.count("\n") == 1 and finished.stdout == ""
     assert sorted(os.listdir(tmp_path)) == ["a", "empty", "later"]

@@ -1,4 +1,4 @@
-"""Completion: the candidates for a line, and the scripts in the shells that they are for."""
+"""Completion: the candidates for a command line, and the scripts for bash, fish and zsh."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from runner.verbs.completion import LINE, SHELLS, complete
 
 
 def words(line: str) -> list[str]:
+    """Return the candidates for the last word of a line."""
     return [word for word, _ in complete(line)]
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "candidates"),
     [
         ("runner comp", ["compare", "completion"]),
         ("runner -m --config-dir mine comp", ["compare", "completion"]),
@@ -51,19 +52,21 @@ def words(line: str) -> list[str]:
         ("runner runs --", ["--config-dir", "--format", "--help", "--json", "--limit", "--sort"]),
         ("runner --config-dir ", []),  # the shell offers files
         ("runner --ver", ["--version"]),
-        ("runner data=imagefolder data.path=", []),  # there is no file
+        ("runner data=imagefolder data.path=", []),  # the folder has no files
         ("runner optimizer.lr=", []),
         ("python train.py mod", []),
         ("runner", []),
         ("", []),
     ],
 )
-def test_what_a_line_may_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: list[str]):
+def test_candidates_complete_the_last_word_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, candidates: list[str]
+):
     monkeypatch.chdir(tmp_path)
-    assert words(line) == sorted(found)
+    assert words(line) == sorted(candidates)
 
 
-def test_every_verb_group_and_option_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_verbs_groups_and_options_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert {*VERBS} <= {*words("runner ")}
     assert {f"{file.name}=" for file in CONF.iterdir() if file.is_dir()} <= {*words("runner ")}
@@ -71,7 +74,7 @@ def test_every_verb_group_and_option_is_offered(tmp_path: Path, monkeypatch: pyt
         assert {f"--{option.name}" for option in verb.options} <= {*words(f"runner {verb.name} --")}
 
 
-def test_files_and_runs_of_the_user_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_choices_and_runs_of_the_user_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for file in ("conf/model/mine.yaml", "other/model/theirs.yaml", "outputs/2026-11-20/10-00-00/config.yaml"):
         (tmp_path / file).parent.mkdir(parents=True)
@@ -86,13 +89,13 @@ def test_files_and_runs_of_the_user_are_offered(tmp_path: Path, monkeypatch: pyt
     assert words("runner resume latest out") == words("runner fork latest out") == words("runner init out") == []
 
 
-def test_the_value_of_a_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_values_of_path_keys_complete_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for file in ("data/train/a.png", "data/tiny.txt", ".hidden/x", "da ta/x"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     typed = "runner data=imagefolder data.path="
-    assert words(typed) == ["data.path=data/"]  # neither hidden files, nor those that a shell has to quote
+    assert words(typed) == ["data.path=data/"]  # no hidden files, and no names that need quotes in a shell
     assert words(f"{typed}.h") == ["data.path=.hidden/"]
     assert words(f"{typed}data/t") == ["data.path=data/tiny.txt", "data.path=data/train/"]
     assert words(f"{typed}{tmp_path}/dat") == [f"data.path={tmp_path}/data/"]
@@ -100,7 +103,7 @@ def test_the_value_of_a_path_is_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert words("runner optimizer.lr=d") == words(f"{typed}nowhere/") == []
 
 
-def test_descriptions_hold_nothing_that_a_terminal_acts_on(tmp_path: Path, run_here: Any, monkeypatch: Any):
+def test_descriptions_escape_control_characters(tmp_path: Path, run_here: Any, monkeypatch: Any):
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("# A\x1b[31m\t network.\n")
     monkeypatch.setenv(LINE, "runner model=mi")
@@ -108,28 +111,28 @@ def test_descriptions_hold_nothing_that_a_terminal_acts_on(tmp_path: Path, run_h
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def shell_folder(tmp_path: Path) -> Path:
     """A folder with the commands `runner` and `python`, and a script for each shell."""
-    for name, starts in (("runner", f'"{sys.executable}" -m runner'), ("python", f'"{sys.executable}"')):
-        command = tmp_path / name
-        command.write_text(f'#!/bin/sh\nexec {starts} "$@"\n')
-        command.chmod(0o755)
+    for name, command in (("runner", f'"{sys.executable}" -m runner'), ("python", f'"{sys.executable}"')):
+        file = tmp_path / name
+        file.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        file.chmod(0o755)
     for script in SHELLS.iterdir():
         shutil.copy(script, tmp_path)
     return tmp_path
 
 
-def ask(shell: str, program: str, folder: Path) -> list[str]:
-    """The lines that a program in a shell prints."""
+def run_shell(shell: str, program: str, folder: Path) -> list[str]:
+    """Return the lines that a shell program prints; skip the test if the shell is not installed."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / ".config")}
-    done = subprocess.run([shell, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    finished = subprocess.run([shell, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=True)
+    return finished.stdout.splitlines()
 
 
-def test_bash_completes(folder: Path):
+def test_bash_completes(shell_folder: Path):
     program = """
     source runner.bash
     try() {
@@ -140,7 +143,7 @@ def test_bash_completes(folder: Path):
     try "python -c runner"
     complete -p runner
     """
-    assert ask("bash", program, folder) == [
+    assert run_shell("bash", program, shell_folder) == [
         "optimizer.nesterov=",
         "compare completion",
         "csv jsonl parquet pt",
@@ -150,19 +153,19 @@ def test_bash_completes(folder: Path):
     ]
 
 
-def test_fish_completes(folder: Path):
-    read_at_start = folder / ".config" / "fish" / "conf.d"
-    read_at_start.mkdir(parents=True)
-    (folder / "runner.fish").rename(read_at_start / "runner.fish")
+def test_fish_completes(shell_folder: Path):
+    startup = shell_folder / ".config" / "fish" / "conf.d"
+    startup.mkdir(parents=True)
+    (shell_folder / "runner.fish").rename(startup / "runner.fish")
     program = 'complete -C "python -m runner optimizer.nest"; complete -C "runner comp"'
-    assert [line.partition("\t")[0] for line in ask("fish", program, folder)] == [
+    assert [line.partition("\t")[0] for line in run_shell("fish", program, shell_folder)] == [
         "optimizer.nesterov=",
         "compare",
         "completion",
     ]
 
 
-def test_zsh_completes(folder: Path):
+def test_zsh_completes(shell_folder: Path):
     program = """
     compdef() { : }
     compadd() { print -r -- "$*"; print -rl -- "${(@P)@[-1]}" }
@@ -170,4 +173,4 @@ def test_zsh_completes(folder: Path):
     words=(runner comp); CURRENT=2; PREFIX=comp
     _runner_completion
     """
-    assert ask("zsh", program, folder) == ["-l -d shown_whole -a whole", "compare", "completion"]
+    assert run_shell("zsh", program, shell_folder) == ["-l -d shown_whole -a whole", "compare", "completion"]

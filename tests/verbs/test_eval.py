@@ -1,3 +1,5 @@
+"""`eval RUN` computes the metrics that training logged, and `predict RUN` writes a row for each sample."""
+
 from __future__ import annotations
 
 import contextlib
@@ -13,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import stores
 import torch
+from kept_runs import tree
 from python_process import PATIENCE, run_python, start_python
 from tiers import fast
 
@@ -21,7 +24,7 @@ from runner.data import DatasetLoader, TensorLoader, load_digits
 from runner.failures.errors import WrongConfig
 from runner.records.predictions import write_predictions
 
-# 597 samples to evaluate on: the last of three batches has one, which leaves a second rank without.
+# There are 597 samples to evaluate: the last of three batches has one sample, so a second rank has none.
 TRAIN = (
     *("model=mlp", "data.batch_size=400", "data.eval_batch_size=298", "trainer.max_duration=2ep"),
     *("+algorithms=ema", "algorithms.ema.half_life=2ba", "callbacks=[mlflow_logger,checkpoint_saver]"),
@@ -32,7 +35,7 @@ PRINTED = ("eval/MulticlassAccuracy", "eval/loss")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with one run in it; tests add others and change nothing of it."""
+    """A working directory with the run `run`, which tests do not change; they add other runs."""
     folder = tmp_path_factory.mktemp("trained")
     run_python(["-m", "runner", *TRAIN, "hydra.run.dir=run", "run_name=mine"], cwd=folder, check=True)
     return folder
@@ -43,49 +46,46 @@ def rows(folder: Path, sql: str, *values: Any) -> list[Any]:
 
 
 def logged(folder: Path, run: str, step: int) -> dict[str, float]:
-    """The values of a run's evaluation at a step in MLflow."""
+    """Return the metrics in MLflow of a run's evaluation at a step."""
     sql = "select key, value from metrics join runs using (run_uuid) where name = ? and step = ? and key in (?, ?)"
     return dict(rows(folder, sql, run, step, *KEYS))
 
 
-def tree(folder: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-
 @pytest.mark.parametrize(("checkpoint", "step"), [("", 6), ("/checkpoints/ep1-ba3", 3)])
-def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, checkpoint: str, step: int):
+def test_eval_has_the_metrics_that_training_logged(trained: Path, run_app: Any, checkpoint: str, step: int):
     before = tree(trained / "run")
     name = f"again{step}"
-    done = run_app("eval", f"run{checkpoint}", f"run_name={name}", folder=trained)
+    finished = run_app("eval", f"run{checkpoint}", f"run_name={name}", folder=trained)
     expected = logged(trained, "mine", step)
     assert len(expected) == 2
     assert logged(trained, f"eval-{name}", step) == expected
     for key, printed in zip(KEYS, PRINTED, strict=True):
-        assert f" {printed} {expected[key]:.6g}" in " ".join(done.stdout.split())
+        assert f" {printed} {expected[key]:.6g}" in " ".join(finished.stdout.split())
     assert tree(trained / "run") == before
     assert rows(trained, "select status from runs where name = ?", f"eval-{name}") == [("FINISHED",)]
     weights = str(next((trained / "run" / "checkpoints").glob(f"*-ba{step}")))
     assert (weights,) in rows(trained, "select value from tags where key = 'runner.evaluates'")
-    assert all(line.startswith("sending to MLflow: ") for line in done.stderr.splitlines())  # on a busy machine
+    # A slow machine reports the progress of MLflow; there are no other lines.
+    assert all(line.startswith("sending to MLflow: ") for line in finished.stderr.splitlines())
 
 
 def on_two_ranks(folder: Path, *arguments: str) -> str:
-    """Standard output of a command on two ranks."""
+    """Run a command on two ranks, and return its standard output."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
     return run_python([*torchrun, *arguments, "callbacks=none"], cwd=folder, check=True).stdout
 
 
 @pytest.mark.slow
-def test_two_ranks_find_the_same(trained: Path, run_app: Any):
-    done = on_two_ranks(trained, "eval", "run")
-    found = dict(line.split() for line in done.splitlines() if line.startswith(PRINTED))
+def test_two_ranks_have_the_metrics_and_predictions_of_one_process(trained: Path, run_app: Any):
+    output = on_two_ranks(trained, "eval", "run")
+    metrics = dict(line.split() for line in output.splitlines() if line.startswith(PRINTED))
     expected = logged(trained, "mine", 6)
-    assert [float(found[key]) for key in PRINTED] == [pytest.approx(expected[key], rel=1e-5) for key in KEYS]
+    assert [float(metrics[key]) for key in PRINTED] == [pytest.approx(expected[key], rel=1e-5) for key in KEYS]
 
     on_two_ranks(trained, "predict", "run", "hydra.run.dir=two")
-    done = run_app("predict", "run", "hydra.run.dir=one", folder=trained)
-    assert "597 samples in the order of the data set: one/predictions.parquet" in done.stdout
-    assert "mlflow ui" not in done.stdout
+    finished = run_app("predict", "run", "hydra.run.dir=one", folder=trained)
+    assert "597 samples in the order of the data set: one/predictions.parquet" in finished.stdout
+    assert "mlflow ui" not in finished.stdout
     one, two = (pyarrow.parquet.read_table(trained / folder / "predictions.parquet") for folder in ("one", "two"))
     assert one.schema == two.schema
     assert one.column_names == ["index", "target", "prediction", "probabilities"]
@@ -97,33 +97,33 @@ def test_two_ranks_find_the_same(trained: Path, run_app: Any):
     assert one["index"].to_pylist() == list(range(597))
     _, loader = load_digits(batch_size=9, eval_batch_size=9, seed=0)
     assert one["target"].to_pylist() == loader.tensors[1].tolist()
-    right = sum(a == b for a, b in zip(one["target"].to_pylist(), one["prediction"].to_pylist(), strict=True))
-    assert right / 597 == pytest.approx(expected[KEYS[0]])
+    correct = sum(a == b for a, b in zip(one["target"].to_pylist(), one["prediction"].to_pylist(), strict=True))
+    assert correct / 597 == pytest.approx(expected[KEYS[0]])
     assert pyarrow.parquet.ParquetFile(trained / "one" / "predictions.parquet").num_row_groups == 3
     names = {path.name for path in (trained / "one").iterdir()}
     assert not any(name.endswith(".partial") for name in names)
     assert list((trained / "outputs" / "mlartifacts").rglob("predictions/predictions.parquet"))
 
 
-def test_test_data_is_predicted_if_asked(trained: Path, run_app: Any):
-    given = ("predict", "run", "--split=test", "callbacks=none")
-    done = run_app(*given, "hydra.run.dir=none", exit_code=2, folder=trained)
-    assert done.stderr == "error: --split='test': this run has no such data; give train or eval\n"
+def test_split_test_predicts_the_test_data(trained: Path, run_app: Any):
+    command = ("predict", "run", "--split=test", "callbacks=none")
+    finished = run_app(*command, "hydra.run.dir=none", exit_code=2, folder=trained)
+    assert finished.stderr == "error: --split='test': this run has no such data; give train or eval\n"
     assert not (trained / "none").exists()
-    run_app(*given, "data.test_samples=97", "hydra.run.dir=tested", folder=trained)
-    found = pyarrow.parquet.read_table(trained / "tested" / "predictions.parquet")["target"].to_pylist()
+    run_app(*command, "data.test_samples=97", "hydra.run.dir=tested", folder=trained)
+    targets = pyarrow.parquet.read_table(trained / "tested" / "predictions.parquet")["target"].to_pylist()
     *_, loader = load_digits(test_samples=97)
-    assert found == loader.tensors[1].tolist()
+    assert targets == loader.tensors[1].tolist()
 
 
-def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any):
+def test_training_data_is_predicted_in_the_order_of_the_data_set(trained: Path, run_app: Any):
     run_app("predict", "run", "--split", "train", "--format=pt", "callbacks=none", folder=trained)
     (path,) = trained.rglob("predictions.pt")
-    found = torch.load(path, weights_only=True)
+    predictions = torch.load(path, weights_only=True)
     loader, _ = load_digits(batch_size=9, eval_batch_size=9, seed=0)
-    assert found["target"].equal(loader.tensors[1])
-    assert found["index"].equal(torch.arange(1200))
-    assert found["probabilities"].shape == (1200, 10)
+    assert predictions["target"].equal(loader.tensors[1])
+    assert predictions["index"].equal(torch.arange(1200))
+    assert predictions["probabilities"].shape == (1200, 10)
 
 
 @pytest.mark.parametrize(
@@ -141,19 +141,24 @@ def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any
         *("eval", "predict run --split=evall"),
     ),
 )
-def test_what_cannot_be_evaluated_is_one_message(trained: Path, run_app: Any, arguments: list[str], part: str):
+def test_what_cannot_be_evaluated_is_refused_in_one_message(
+    trained: Path, run_app: Any, arguments: list[str], part: str
+):
     before = tree(trained)
-    done = run_app(*arguments, "callbacks=none", exit_code=2, folder=trained)
-    assert part in done.stderr and done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 6
+    errors = run_app(*arguments, "callbacks=none", exit_code=2, folder=trained).stderr
+    assert part in errors and errors.count("error: ") == 1 and len(errors.splitlines()) <= 6
     assert {*tree(trained)} == {*before}
 
 
-def predicted(model: Model, loader: Any, path: Path) -> tuple[int, str]:
+def predict(model: Model, loader: Any, path: Path) -> tuple[int, str]:
+    """Write the predictions of a model to a file, and return the number of rows and a description of their order."""
     with Trainer(model=model, eval_dataloader=loader, device="cpu") as trainer:
         return write_predictions(trainer, loader, path)
 
 
-class Named(Model):
+class OwnOutputs(Model):
+    """A model whose outputs are those of a function of the batch."""
+
     def __init__(self, columns: Any) -> None:
         super().__init__()
         self.columns = columns
@@ -165,65 +170,73 @@ class Named(Model):
         return batch.sum()
 
 
-def test_every_sample_is_there_however_training_reads_it(tmp_path: Path):
+def test_predictions_include_samples_that_training_shuffles_or_drops(tmp_path: Path):
     data = torch.arange(7.0)
-    model = Named(lambda batch: {"twice": (2 * batch).bfloat16(), "grid": batch.reshape(-1, 1, 1).expand(-1, 2, 3)})
+    model = OwnOutputs(
+        lambda batch: {"twice": (2 * batch).bfloat16(), "grid": batch.reshape(-1, 1, 1).expand(-1, 2, 3)}
+    )
     for loader in (
         TensorLoader(data, batch_size=3, shuffle=True, drop_last=True),
         DatasetLoader(data, batch_size=3, shuffle=True, drop_last=True),
     ):
-        assert predicted(model, loader, tmp_path / "p.parquet") == (7, "the order of the data set")
+        assert predict(model, loader, tmp_path / "p.parquet") == (7, "the order of the data set")
         table = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
         assert table["index"] == list(range(7))
         assert table["twice"] == [2.0 * value for value in range(7)]
         assert table["grid"] == [[[float(value)] * 3] * 2 for value in range(7)]
-        predicted(model, loader, tmp_path / "p.pt")
-        found = torch.load(tmp_path / "p.pt", weights_only=True)
-        assert found["twice"].dtype == torch.bfloat16 and found["grid"].shape == (7, 2, 3)
+        predict(model, loader, tmp_path / "p.pt")
+        predictions = torch.load(tmp_path / "p.pt", weights_only=True)
+        assert predictions["twice"].dtype == torch.bfloat16 and predictions["grid"].shape == (7, 2, 3)
 
 
 def test_predictions_may_differ_in_length_from_batch_to_batch(tmp_path: Path):
-    model = Named(lambda batch: batch[:, None].expand(-1, len(batch)))
+    model = OwnOutputs(lambda batch: batch[:, None].expand(-1, len(batch)))
     loader = TensorLoader(torch.arange(5.0), batch_size=3, shuffle=False)
-    predicted(model, loader, tmp_path / "p.parquet")
+    predict(model, loader, tmp_path / "p.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
     assert table["output"] == [[0.0] * 3, [1.0] * 3, [2.0] * 3, [3.0] * 2, [4.0] * 2]
     message = r"--format='pt': samples of output have different shapes, \(3,\) and \(2,\); give .*parquet"
     with pytest.raises(WrongConfig, match=message):
-        predicted(model, loader, tmp_path / "p.pt")
+        predict(model, loader, tmp_path / "p.pt")
     assert not [*tmp_path.glob("*.pt*")]
 
 
-def test_another_loader_is_read_as_it_comes(tmp_path: Path):
+def test_a_torch_dataloader_is_predicted_in_its_own_order(tmp_path: Path):
     loader = torch.utils.data.DataLoader(torch.arange(5.0), batch_size=2, sampler=[4, 2, 0, 1, 3])  # type: ignore[arg-type]
-    rows, order = predicted(Named(lambda batch: batch), loader, tmp_path / "p.pt")
+    rows, order = predict(OwnOutputs(lambda batch: batch), loader, tmp_path / "p.pt")
     assert (rows, order) == (5, "the order in which the loader gave them")
-    found = torch.load(tmp_path / "p.pt", weights_only=True)
-    assert found["output"].tolist() == [4.0, 2.0, 0.0, 1.0, 3.0] and found["index"].tolist() == [0, 1, 2, 3, 4]
+    predictions = torch.load(tmp_path / "p.pt", weights_only=True)
+    assert predictions["output"].tolist() == [4.0, 2.0, 0.0, 1.0, 3.0] and predictions["index"].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("columns", [lambda batch: batch.sum(), lambda batch: batch[:1], lambda batch: [batch, batch]])
-def test_what_is_no_row_for_each_sample_is_refused(columns: Any, tmp_path: Path):
+def test_predictions_without_a_row_per_sample_are_refused(columns: Any, tmp_path: Path):
     loader = TensorLoader(torch.arange(4.0), batch_size=2, shuffle=False)
     with pytest.raises(ValueError, match=r"predictions\['output'\].*override Model.predictions"):
-        predicted(Named(columns), loader, tmp_path / "p.parquet")
+        predict(OwnOutputs(columns), loader, tmp_path / "p.parquet")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_models_that_ship_write_down():
+def test_columns_of_classification_and_language_models():
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     batch = (torch.zeros(3, 1), torch.tensor([0, 1, 1]))
-    found = ClassificationModel(torch.nn.Linear(1, 2), num_classes=2).predictions(batch, logits)
-    assert [*found] == ["target", "prediction", "probabilities"]
-    assert found["prediction"].tolist() == [0, 1, 0]
-    torch.testing.assert_close(found["probabilities"][:, 1], torch.sigmoid(logits[:, 1] - logits[:, 0]))
+    predictions = ClassificationModel(torch.nn.Linear(1, 2), num_classes=2).predictions(batch, logits)
+    assert [*predictions] == ["target", "prediction", "probabilities"]
+    assert predictions["prediction"].tolist() == [0, 1, 0]
+    torch.testing.assert_close(predictions["probabilities"][:, 1], torch.sigmoid(logits[:, 1] - logits[:, 0]))
 
     logits, targets = torch.randn(2, 4, 5), torch.tensor([[1, 2, 3, -100], [0, 0, 4, 4]])
-    found = LanguageModel(torch.nn.Identity()).predictions((targets, targets), logits)
-    assert found["prediction"].equal(logits.argmax(dim=2))
+    predictions = LanguageModel(torch.nn.Identity()).predictions((targets, targets), logits)
+    assert predictions["prediction"].equal(logits.argmax(dim=2))
     expected = torch.nn.functional.cross_entropy(logits.reshape(8, 5), targets.reshape(8), reduction="none")
-    torch.testing.assert_close(found["loss"], expected.reshape(2, 4))
-    assert found["loss"][0, 3] == 0
+    torch.testing.assert_close(predictions["loss"], expected.reshape(2, 4))
+    assert predictions["loss"][0, 3] == 0
 
 
 SLOW = """
@@ -234,7 +247,7 @@ from runner import Callback
 
 class Slow(Callback):
     def eval_batch_end(self, state, logger):
-        Path("began").touch()
+        Path("started").touch()
         time.sleep(1.0)
 
     predict_batch_end = eval_batch_end
@@ -251,9 +264,11 @@ class Slow(Callback):
         ("eval", signal.SIGHUP, 1),
     ],
 )
-def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, verb: str, number: signal.Signals, processes: int):
+def test_a_signal_ends_an_evaluation_as_killed(
+    trained: Path, tmp_path: Path, verb: str, number: signal.Signals, processes: int
+):
     (tmp_path / "own.py").write_text(SLOW)
-    command = ["-m", "runner", verb, str(trained / "run"), "hydra.run.dir=ended"]
+    command = ["-m", "runner", verb, str(trained / "run"), "hydra.run.dir=out"]
     command += ["+callbacks.slow._target_=own.Slow", "data.eval_batch_size=4", f"launch.nproc_per_node={processes}"]
     command += [
         f"callbacks.mlflow_logger.tracking_uri=sqlite:///{trained}/outputs/mlflow.db",
@@ -270,7 +285,7 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, verb: str, num
                     time.sleep(0.1)
 
             wait_for_status("RUNNING")
-            while not (tmp_path / "began").exists():
+            while not (tmp_path / "started").exists():
                 assert process.poll() is None
                 time.sleep(0.05)
             process.send_signal(number)
@@ -279,4 +294,4 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, verb: str, num
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert json.loads((tmp_path / "ended" / "result.json").read_text())["status"] == "KILLED"
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "KILLED"

@@ -1,4 +1,4 @@
-"""`runner explain`: who runs when and why, held against the engine of a real run."""
+"""`runner explain`: which hooks run at each event, in which order and why, compared with the engine of a real run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ from runner.timing.event import Event
 from runner.verbs.explain import print_tables, timeline
 
 OWN = "explained_here"
+LOUD = """
+from runner import Callback
+
+
+class Loud(Callback):
+    def __init__(self):
+        print("loud")
+"""
 
 
 class Wrapper(Algorithm):
@@ -32,32 +40,32 @@ class Wrapper(Algorithm):
     conflicts_with = ("EMA", "MixUp")
 
     def before_loss(self, state: Any, logger: Any) -> None:
-        """Puts something around the targets."""
+        """Encodes the targets."""
 
     def after_loss(self, state: Any, logger: Any) -> None: ...
 
 
-class Everywhere(Callback):
+class AllEvents(Callback):
     def __init__(self, **options: Any) -> None:
         print("a constructor that prints")
 
     def run_event(self, event: Event, state: Any, logger: Any) -> None:
-        """Notes what happens."""
+        """Records the event."""
         raise AssertionError("called")
 
     def close(self, state: Any, logger: Any) -> None:
         raise AssertionError("called")
 
 
-class Asked(Algorithm):
+class OwnMatch(Algorithm):
     def match(self, event: Event, state: Any) -> bool:
-        raise AssertionError("asked")
+        raise AssertionError("called")
 
     def apply(self, event: Event, state: Any, logger: Any) -> None:
-        """Does something."""
+        """Changes the state."""
 
     def batch_start(self, state: Any, logger: Any) -> None:
-        """Begins a batch."""
+        """Starts a batch."""
 
 
 class Destination(LoggerDestination):
@@ -92,15 +100,20 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
 
 
+def reasons_by_name(explained: dict[str, Any], event: Event) -> dict[str, list[str]]:
+    """Return the names of the hooks that run at an event, in order, with the reasons for their places."""
+    (row,) = (row for row in explained["events"] if row["event"] == event)
+    return {hook["name"]: hook["why"] for hook in row["runs"]}
+
+
 def runs(explained: dict[str, Any], event: Event) -> list[str]:
-    """The names of the hooks that run at an event."""
-    (found,) = (one for one in explained["events"] if one["event"] == event)
-    return [one["name"] for one in found["runs"]]
+    """Return the names of the hooks that run at an event, in order."""
+    return [*reasons_by_name(explained, event)]
 
 
 def why(explained: dict[str, Any], event: Event, name: str) -> list[str]:
-    (found,) = (one for one in explained["events"] if one["event"] == event)
-    return next(one["why"] for one in found["runs"] if one["name"] == name)
+    """Return the reasons for the place of a hook at an event."""
+    return reasons_by_name(explained, event)[name]
 
 
 @pytest.mark.parametrize(
@@ -112,20 +125,20 @@ def why(explained: dict[str, Any], event: Event, name: str) -> list[str]:
     ],
     ids=str,
 )
-def test_the_timeline_is_that_of_the_real_run(tmp_path: Path, overrides: tuple[str, ...]):
+def test_hooks_are_listed_in_the_order_of_a_real_run(tmp_path: Path, overrides: tuple[str, ...]):
     config = composed(f"+algorithms.wrapper._target_={OWN}.Wrapper", *overrides)
     explained = timeline(Experiment(config))
-    assert [one["event"] for one in explained["events"]] == [*Event]
+    assert [row["event"] for row in explained["events"]] == [*Event]
     with build.build(Experiment(config), tmp_path / "run", "") as trainer:
         for event in Event:
-            assert runs(explained, event) == [one.config_key for one in trainer.engine.listeners(event)], event
-        everyone = [*trainer.state.algorithms, *trainer.state.callbacks, *trainer.state.loggers]
-    assert [one["name"] for one in explained["hooks"]] == [one.config_key for one in everyone]
+            assert runs(explained, event) == [hook.config_key for hook in trainer.engine.listeners(event)], event
+        hooks = [*trainer.state.algorithms, *trainer.state.callbacks, *trainer.state.loggers]
+    assert [row["name"] for row in explained["hooks"]] == [hook.config_key for hook in hooks]
     assert explained["conflicts"] == explained["unchecked"] == []
 
 
-def test_each_place_has_its_reason():
-    explained = timeline(Experiment(composed("+algorithms=mixup", f"+callbacks.all._target_={OWN}.Everywhere")))
+def test_each_place_has_a_reason():
+    explained = timeline(Experiment(composed("+algorithms=mixup", f"+callbacks.all._target_={OWN}.AllEvents")))
     assert runs(explained, Event.BEFORE_LOSS) == ["mixup", "label_smoothing", "all"]
     place = "algorithms come first"
     assert why(explained, Event.BEFORE_LOSS, "mixup") == [place, "before label_smoothing, by LabelSmoothing.runs_after"]
@@ -137,20 +150,20 @@ def test_each_place_has_its_reason():
     assert why(explained, Event.INIT, "mlflow_logger")[0] == "destinations come first, so that all can log"
     reasons = ["algorithms come last", "before label_smoothing, by LabelSmoothing.runs_after"]
     assert why(explained, Event.INIT, "mixup") == reasons
-    assert why(explained, Event.PREDICT_BATCH_END, "all") == []  # alone
+    assert why(explained, Event.PREDICT_BATCH_END, "all") == []  # the only hook
 
 
-def test_what_each_does_is_what_its_own_documentation_says():
+def test_each_hook_is_described_by_the_docstring_of_its_class_or_method():
     explained = timeline(
         Experiment(
             composed(
                 *("model=mlp", f"+algorithms.wrapper._target_={OWN}.Wrapper", "callbacks=none"),
-                *(f"+callbacks.all._target_={OWN}.Everywhere", "+callbacks.all.color=red"),
-                f"+algorithms.asked._target_={OWN}.Asked",
+                *(f"+callbacks.all._target_={OWN}.AllEvents", "+callbacks.all.color=red"),
+                f"+algorithms.own_match._target_={OWN}.OwnMatch",
             )
         )
     )
-    hooks = {one["name"]: one for one in explained["hooks"]}
+    hooks = {row["name"]: row for row in explained["hooks"]}
     assert hooks["wrapper"] == {
         "name": "wrapper",
         "kind": "algorithm",
@@ -158,27 +171,30 @@ def test_what_each_does_is_what_its_own_documentation_says():
         "does": "Wraps the loss.",
     }
     assert (hooks["all"]["kind"], hooks["all"]["does"], hooks["train_metrics"]["kind"]) == ("callback", None, "trainer")
-    does = {(event["event"], one["name"]): one["does"] for event in explained["events"] for one in event["runs"]}
-    assert does["before_loss", "wrapper"] == "Puts something around the targets."
+    does = {(row["event"], hook["name"]): hook["does"] for row in explained["events"] for hook in row["runs"]}
+    assert does["before_loss", "wrapper"] == "Encodes the targets."
     assert does["after_loss", "wrapper"] is None
-    assert does["epoch_end", "all"] == "Notes what happens."
-    assert (does["batch_start", "asked"], does["epoch_end", "asked"]) == ("Begins a batch.", "Does something.")
+    assert does["epoch_end", "all"] == "Records the event."
+    assert (does["batch_start", "own_match"], does["epoch_end", "own_match"]) == (
+        "Starts a batch.",
+        "Changes the state.",
+    )
     assert explained["unchecked"] == ["callbacks.all.color"]
-    whens = {one["event"]: one["when"] for one in explained["events"]}
-    assert (whens["fit_start"], whens["before_loss"], whens["epoch_end"]) == ("once", "each microbatch", "each epoch")
+    when = {row["event"]: row["when"] for row in explained["events"]}
+    assert (when["fit_start"], when["before_loss"], when["epoch_end"]) == ("once", "each microbatch", "each epoch")
 
 
-def test_all_conflicts_are_told_and_nobody_is_called():
+def test_all_conflicts_are_listed_without_calling_hooks():
     explained = timeline(
         Experiment(
             composed(
                 *("+algorithms=[ema,mixup]", f"+algorithms.wrapper._target_={OWN}.Wrapper"),
-                *(f"+callbacks.all._target_={OWN}.Everywhere", f"+callbacks.to._target_={OWN}.Destination"),
+                *(f"+callbacks.all._target_={OWN}.AllEvents", f"+callbacks.to._target_={OWN}.Destination"),
             )
         )
     )
     assert explained["conflicts"] == ["Wrapper.conflicts_with names EMA", "Wrapper.conflicts_with names MixUp"]
-    assert {"ema", "mixup", "wrapper"} <= {one["name"] for one in explained["hooks"]}
+    assert {"ema", "mixup", "wrapper"} <= {hook["name"] for hook in explained["hooks"]}
     explained = timeline(
         Experiment(
             composed(
@@ -194,9 +210,7 @@ def test_all_conflicts_are_told_and_nobody_is_called():
     assert "Stepping" in explained["conflicts"][0]
 
 
-def test_the_table_shows_who_listens_and_how_to_see_the_rest(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_table_shows_only_events_with_hooks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "120")
     print_tables(
         "a run", timeline(Experiment(composed("+algorithms=mixup", f"+algorithms.wrapper._target_={OWN}.Wrapper")))
@@ -204,23 +218,19 @@ def test_the_table_shows_who_listens_and_how_to_see_the_rest(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "a run"
     (place,) = (index for index, line in enumerate(lines) if line.startswith("BEFORE_LOSS"))
-    assert "each microbatch" in lines[place] and "wrapper: Puts something" in " ".join(" ".join(lines).split())
-    assert not any(line.startswith("BEFORE_BACKWARD") for line in lines)  # nobody listens
+    assert "each microbatch" in lines[place] and "wrapper: Encodes the" in " ".join(" ".join(lines).split())
+    assert not any(line.startswith("BEFORE_BACKWARD") for line in lines)  # no hook runs there
     assert any("cannot be combined: Wrapper.conflicts_with names MixUp" in line for line in lines)
     assert "--json lists them" in lines[-1]
 
 
 @pytest.mark.slow
-def test_standard_output_is_json_and_nothing_is_left(tmp_path: Path, run_app: Any):
-    (tmp_path / "own.py").write_text(
-        "from runner import Callback\n\n\nclass Loud(Callback):\n    def __init__(self):\n"
-    )
-    with (tmp_path / "own.py").open("a") as file:
-        file.write("        print('loud')\n")
-    done = run_app("explain", "--json", "model=mlp", "+callbacks.loud._target_=own.Loud")
-    assert set(json.loads(done.stdout)["result"]) == {"hooks", "events", "conflicts", "unchecked"}
-    assert "loud" in done.stderr
+def test_standard_output_is_json_and_no_files_are_left(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(LOUD)
+    finished = run_app("explain", "--json", "model=mlp", "+callbacks.loud._target_=own.Loud")
+    assert set(json.loads(finished.stdout)["result"]) == {"hooks", "events", "conflicts", "unchecked"}
+    assert "loud" in finished.stderr
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
-    several = run_python([*ranks, "explain", "--json", "model=mlp"], cwd=tmp_path, check=True)
-    assert len(json.loads(several.stdout)["result"]["events"]) == len(Event)
+    finished = run_python([*ranks, "explain", "--json", "model=mlp"], cwd=tmp_path, check=True)
+    assert len(json.loads(finished.stdout)["result"]["events"]) == len(Event)
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"own.py", "scratch"}

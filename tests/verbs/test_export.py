@@ -43,8 +43,8 @@ def test_shards_become_one_file(run_here: Any, run: Path, tmp_path: Path, name: 
     assert not [*(tmp_path / name).parent.glob(".*partial*")]
 
 
-class Whole(nn.Module):
-    """A user's model that happens to keep its weights in `module`."""
+class OwnModel(nn.Module):
+    """A model of a user, whose weights are also in an attribute named `module`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ def test_exported_weights_fit_the_plain_network_and_start_a_run(run_here: Any, t
 
 
 def test_weight_names_of_a_users_model_are_unchanged(run_here: Any, tmp_path: Path):
-    weights = Whole().state_dict()
+    weights = OwnModel().state_dict()
     content = {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": dict(weights)}
     write_checkpoint(
-        {**content, "config.json": {"model": {"_target_": "mine.Whole"}}}, tmp_path / "run/checkpoints/ba1"
+        {**content, "config.json": {"model": {"_target_": "mine.OwnModel"}}}, tmp_path / "run/checkpoints/ba1"
     )
     run_here("export", str(tmp_path / "run"), str(tmp_path / "model.pt"), code=0)
-    Whole().load_state_dict(torch.load(tmp_path / "model.pt"))
+    OwnModel().load_state_dict(torch.load(tmp_path / "model.pt"))
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
@@ -95,7 +95,7 @@ def test_a_run_on_a_mirror_is_exported(run_here: Any, run: Path, tmp_path: Path)
     assert digest(torch.load(tmp_path / "model.pt")) == digest({"a": PART, "b": torch.ones(2), "tied": PART})
 
 
-def test_each_export_error_is_one_sentence(run_here: Any, run: Path, tmp_path: Path):
+def test_what_cannot_be_exported_is_refused_in_one_sentence(run_here: Any, run: Path, tmp_path: Path):
     (tmp_path / "there.pt").touch()
     for arguments, message in {
         (str(run), "there.pt"): "error: FILE='there.pt': this file exists; give another name, or remove it\n",

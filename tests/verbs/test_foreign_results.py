@@ -1,4 +1,4 @@
-"""`runner verdict`, `runner table` and `runner.verdict` with results that this project did not make."""
+"""`runner verdict`, `runner table` and `runner.verdict` with results of other programs: CSV, JSON, pandas, MLflow."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from mlflow import MlflowClient
 
 import runner
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow and its imports warn
 
 A = [0.90, 0.91, 0.92, 0.90, 0.89, 0.91, 0.90, 0.89]
 B = [0.95, 0.95, 0.96, 0.94, 0.95, 0.96, 0.95, 0.94]
-DIGITS = ("verdict", "paired", "pairs", "n", "means", "difference", "interval", "p", "anytime", "effect", "more_seeds")
+FIGURES = ("verdict", "paired", "pairs", "n", "means", "difference", "interval", "p", "anytime", "effect", "more_seeds")
 UNKNOWN = "evaluation data and training length are unknown"
 
 
 def make_rows(**columns: Any) -> list[dict[str, Any]]:
-    """Return a row for each run of two settings."""
-    values = (("plain", A), ("fast", B))
+    """Return a row for each run of the settings `plain` and `fast`, with `columns` added to each."""
     return [
-        {"setting": name, "seed": seed, "accuracy": value, **columns}
-        for name, row in values
-        for seed, value in enumerate(row)
+        {"setting": setting, "seed": seed, "accuracy": value, **columns}
+        for setting, values in (("plain", A), ("fast", B))
+        for seed, value in enumerate(values)
     ]
 
 
@@ -43,7 +42,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def log_to_mlflow(rows: list[dict[str, Any]], name: str = "theirs") -> MlflowClient:
-    """Log rows to the default store, each metric with a worse value before it."""
+    """Log rows to the default store as runs, each with a worse accuracy at step 0."""
     client = MlflowClient(f"sqlite:///{Path.cwd()}/outputs/mlflow.db")
     experiment = client.create_experiment(name, artifact_location="outputs/theirs")
     for row in rows:
@@ -58,10 +57,10 @@ def log_to_mlflow(rows: list[dict[str, Any]], name: str = "theirs") -> MlflowCli
     return client
 
 
-def compared(run_here: Any, *words: str) -> dict[str, Any]:
-    """Return the figures of the only comparison."""
+def figures(run_here: Any, *words: str) -> dict[str, Any]:
+    """Run `verdict`, and return the figures of its only comparison."""
     (comparison,) = json.loads(run_here("verdict", *words, "--json").out)["result"]["comparisons"]
-    return {name: comparison[name] for name in DIGITS}
+    return {name: comparison[name] for name in FIGURES}
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_folders_tables_and_mlflow_give_the_same_digits(here: Path, run_here: Any, folder: Path):
+def test_folders_files_and_mlflow_give_the_same_figures(here: Path, run_here: Any, folder: Path):
     write_seeds(here / "outputs/a", A)
     write_seeds(here / "outputs/b", B, lr=0.3)
     metric = "eval/MulticlassAccuracy"
@@ -86,8 +85,8 @@ def test_folders_tables_and_mlflow_give_the_same_digits(here: Path, run_here: An
     write_csv(here / "results.csv", rows)
     (here / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
     log_to_mlflow([{**row, "random_seed": row["seed"]} for row in rows])
-    ours = compared(run_here, "outputs/a", "outputs/b")
-    assert ours["verdict"] == "better" and ours["p"] == 2 / 256
+    expected = figures(run_here, "outputs/a", "outputs/b")
+    assert expected["verdict"] == "better" and expected["p"] == 2 / 256
     for words in (
         ["results.csv"],
         ["results.jsonl"],
@@ -99,63 +98,59 @@ def test_folders_tables_and_mlflow_give_the_same_digits(here: Path, run_here: An
             "--seed-column=random_seed",
         ],
     ):
-        assert compared(run_here, *words) == ours, words
+        assert figures(run_here, *words) == expected, words
     frame = pd.DataFrame(rows)
     for tables in ([rows], [frame], [frame[frame.setting == "plain"], frame[frame.setting == "fast"]]):
         answer = runner.verdict(*tables).to_dict()
-        assert json.loads(json.dumps(answer["comparisons"][0])).items() >= ours.items()
+        assert json.loads(json.dumps(answer["comparisons"][0])).items() >= expected.items()
     assert str(runner.verdict("results.csv")) == run_here("verdict", "results.csv").out.removesuffix("\n")
 
 
-def test_guesses_and_unknown_facts_are_on_the_screen(here: Path, run_here: Any):
+def test_guessed_columns_and_unknown_facts_are_printed(here: Path, run_here: Any):
     write_csv(here / "results.csv", make_rows())
     screen = run_here("verdict", "results.csv", code=0).out
     assert "A  results.csv setting=plain\nB  results.csv setting=fast\n" in screen
     assert "\nmetric   accuracy, higher is better\n" in screen
     assert "\nguessed  the seed is seed, the setting is setting, the metric is accuracy\n" in screen
     assert screen.count("unknown") == 1 and f"\nwarning  {UNKNOWN}" in screen
-    assert (
-        "guessed"
-        not in run_here(
-            *("verdict", "results.csv", "--metric=accuracy", "--seed-column=seed", "--setting-column=setting")
-        ).out
-    )
+    options = ("--metric=accuracy", "--seed-column=seed", "--setting-column=setting")
+    assert "guessed" not in run_here("verdict", "results.csv", *options).out
     table = run_here("table", "results.csv", code=0).out
     assert "| fast | **0.9500 [0.9437, 0.9563]** (8) |" in table and f"<!-- warning: {UNKNOWN}" in table
 
 
 @pytest.mark.parametrize(("metric", "lower"), [("val_loss", True), ("RMSE", True), ("certainty", False)])
-def test_the_direction_follows_the_name_of_a_metric_unless_typed(here: Path, metric: str, lower: bool):
+def test_the_direction_follows_the_name_of_the_metric_unless_given(here: Path, metric: str, lower: bool):
     rows = [{"method": row["setting"], "seed": row["seed"], metric: row["accuracy"]} for row in make_rows()]
     assert runner.verdict(rows).lower_is_better is lower
     assert runner.verdict(rows, better="higher" if lower else "lower").lower_is_better is not lower
 
 
-def test_settings_are_columns_whose_values_repeat(here: Path, run_here: Any):
+def test_columns_with_repeated_values_are_settings(here: Path, run_here: Any):
     rows = [
         {"lr": lr, "seed": seed, "accuracy": value, "minutes": value * 7, "path": f"{lr}/{seed}"}
         for lr, values in ((0.1, A), (0.3, B))
         for seed, value in enumerate(values)
     ]
     write_csv(here / "results.csv", rows)
-    figures = compared(run_here, "results.csv lr=0.1", "results.csv lr=0.3", "--metric=accuracy")
-    assert figures == compared(run_here, "results.csv", "--metric=accuracy")
+    comparison = figures(run_here, "results.csv lr=0.1", "results.csv lr=0.3", "--metric=accuracy")
+    assert comparison == figures(run_here, "results.csv", "--metric=accuracy")
     assert "(accuracy, minutes); name a metric" in run_here("verdict", "results.csv", code=125).err
     mixed = [{**row, "lr": 0.1 + row["seed"] % 2, "setting": "a"} for row in rows[:8]]
     write_csv(here / "mixed.csv", mixed)
-    said = run_here("verdict", "mixed.csv", "results.csv lr=0.3", "--metric=accuracy", code=125).err
-    assert "its runs differ in more than the seed: lr is 0.1 and 1.1; choose one setting" in said
+    error = run_here("verdict", "mixed.csv", "results.csv lr=0.3", "--metric=accuracy", code=125).err
+    assert "its runs differ in more than the seed: lr is 0.1 and 1.1; choose one setting" in error
 
 
 @pytest.mark.parametrize("is_logged", [False, True])
-def test_other_data_and_other_budgets_are_refused(here: Path, run_here: Any, folder: Path, is_logged: bool):
+def test_different_data_and_budgets_are_refused(here: Path, run_here: Any, folder: Path, is_logged: bool):
     rows = make_rows(dataset="digits", epochs=5)
     for row in rows[8:]:
         row["dataset"] = "letters"
     source = "mlflow:theirs" if is_logged else "results.csv"
     log_to_mlflow(rows) if is_logged else write_csv(here / "results.csv", rows)
-    said = run_here("verdict", source, "--setting-column=setting", code=125).err
-    assert "their evaluation differs in its data: dataset=digits and dataset=letters" in said
+    error = run_here("verdict", source, "--setting-column=setting", code=125).err
+    assert "their evaluation differs in its data: dataset=digits and dataset=letters" in error
     longer = make_rows(epochs=5)
     for row in longer[8:]:
         row["epochs"] = 9
@@ -165,7 +160,7 @@ def test_other_data_and_other_budgets_are_refused(here: Path, run_here: Any, fol
     assert "evaluation data is unknown" in run_here("verdict", "results.csv", "--budget=any").out
 
 
-def test_our_runs_are_compared_with_results_from_elsewhere(here: Path, run_here: Any):
+def test_runs_are_compared_with_results_in_a_file(here: Path, run_here: Any):
     write_seeds(here / "outputs/a", A)
     write_csv(here / "b.csv", [{"seed": seed, "eval/MulticlassAccuracy": value} for seed, value in enumerate(B)])
     screen = run_here("verdict", "outputs/a", "b.csv", code=0).out
@@ -173,7 +168,7 @@ def test_our_runs_are_compared_with_results_from_elsewhere(here: Path, run_here:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "RUNS='results.csv': has no rows"),
         ("setting,seed,accuracy\n", "RUNS='results.csv': has no rows"),
@@ -190,17 +185,18 @@ def test_our_runs_are_compared_with_results_from_elsewhere(here: Path, run_here:
     ],
     ids=range(12),
 )
-def test_a_wrong_file_is_one_message(here: Path, run_here: Any, text: str, said: str):
+def test_a_wrong_file_is_refused_in_one_line(here: Path, run_here: Any, text: str, message: str):
     (here / "results.csv").write_bytes(text.encode("latin-1"))
-    ended = run_here("verdict", "results.csv", "--metric=accuracy" if "\na,1" in text else "--metric=", code=125)
-    assert ended.err.startswith("error: ") and said in ended.err and ended.err.count("\n") == 1 and ended.out == ""
+    metric = "--metric=accuracy" if "\na,1" in text else "--metric="
+    _, out, err = run_here("verdict", "results.csv", metric, code=125)
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
 
 
-def test_wrong_sources_in_mlflow_are_one_message(here: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_missing_mlflow_stores_are_refused_in_one_line(here: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     def error(text: str) -> str:
-        ended = run_here("table", text, code=2)
-        assert ended.err.count("\n") == 1 and ended.out == ""
-        return ended.err
+        _, out, err = run_here("table", text, code=2)
+        assert err.count("\n") == 1 and out == ""
+        return err
 
     assert "there is no store" in error("mlflow:theirs") and not (here / "outputs").exists()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -208,7 +204,7 @@ def test_wrong_sources_in_mlflow_are_one_message(here: Path, run_here: Any, monk
     assert "must be mlflow:NAME" in error("mlflow:")
 
 
-def test_wrong_names_in_mlflow_are_one_message(here: Path, run_here: Any, folder: Path):
+def test_unknown_names_in_mlflow_are_refused(here: Path, run_here: Any, folder: Path):
     log_to_mlflow(make_rows()[:1])
     assert "no such experiment; there are: theirs" in run_here("table", "mlflow:ours", code=2).err
     assert "no run of this experiment meets" in run_here("table", "mlflow:theirs params.seed = '9'", code=2).err

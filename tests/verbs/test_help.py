@@ -1,4 +1,4 @@
-"""`--help`, `runner help NAME` and `runner list`: what they say, how fast, and of whose files."""
+"""`--help`, `runner help NAME` and `runner list`: their text, their speed, and the user's files that they show."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ SLOW = {"torch", "mlflow", "hydra", "omegaconf", "rich", "numpy"}
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe of 80 columns."""
+    """Sets a width of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def test_all_of_it_comes_at_once(tmp_path: Path):
-    """CPU time: a twentieth of a second each beside the interpreter's own; importing torch alone takes 1.3 s."""
+def test_help_and_lists_start_fast(tmp_path: Path):
+    """They take 0.05 s of CPU time each, and import no large package; importing torch alone takes 1.3 s."""
     commands = ["--help", "--version", "list", "help early_stopper", "help prove", "runs", "completion bash"]
     program = f"""
 import sys, time
 from runner.__main__ import main
-began = time.process_time()
+start = time.process_time()
 for command in {commands!r}:
     sys.argv = ["runner", *command.split()]
     assert main() == 0, command
-print("seconds", time.process_time() - began)
+print("seconds", time.process_time() - start)
 print("imported", sorted({SLOW!r} & set(sys.modules)))
 """
-    done = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
-    *_, seconds, imported = done.stdout.splitlines()
-    assert imported == "imported []" and done.stderr == ""
+    *_, seconds, imported = finished.stdout.splitlines()
+    assert imported == "imported []" and finished.stderr == ""
     assert float(seconds.split()[1]) < 0.5 * len(commands)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_help_says_all_that_there_is():
+def test_the_overview_lists_all_verbs_groups_and_choices():
     lines = [*overview(CONF)]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
     text = "\n".join(lines)
     for verb in VERBS.values():
         assert re.search(rf"^  {verb.name} +{re.escape(verb.help)}\n +{re.escape(verb.example)}$", text, re.MULTILINE)
-    listed = {*re.findall(r"[\w/]+", text)}
-    assert {one.name for one in CHOICES} | {*GROUPS} - {"vars"} <= listed
+    words = {*re.findall(r"[\w/]+", text)}
+    assert {choice.name for choice in CHOICES} | {*GROUPS} - {"vars"} <= words
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
-def test_each_verb_is_described_with_its_words_and_options(verb: Verb):
+def test_the_help_of_a_verb_shows_its_words_and_options(verb: Verb):
     lines = [*explain(verb.name, CONF)]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
     assert lines[0] == f"runner {verb.name}: {verb.help}"
@@ -80,11 +80,11 @@ def test_each_verb_is_described_with_its_words_and_options(verb: Verb):
     assert any(line.startswith("  RUN  a folder of a run") for line in lines) == bool(verb.uses_run)
 
 
-def test_the_help_of_a_verb_may_be_asked_for_as_an_option(run_here: Any):
-    shown = run_here("help", "prove", code=0).out
-    assert shown.startswith("runner prove: kills an experiment")
+def test_the_option_help_shows_the_help_of_a_verb(run_here: Any):
+    text = run_here("help", "prove", code=0).out
+    assert text.startswith("runner prove: kills an experiment")
     for typed in (["prove", "--help"], ["--help", "prove"], ["prove", "-h", "--kills", "x"], ["prove", "RUN", "--he"]):
-        assert run_here(*typed, code=0).out == shown
+        assert run_here(*typed, code=0).out == text
     assert run_here("--help", code=0).out == run_here("help", code=0).out
 
 
@@ -93,7 +93,7 @@ def test_verbs_are_listed(run_here: Any):
     assert [line.split()[0] for line in lines] == [*VERBS]
 
 
-def test_what_is_shown_of_a_choice():
+def test_the_help_of_a_choice_shows_its_docstring_keys_and_example():
     lines = [*explain("early_stopper", CONF)]
     assert lines[:2] == [
         "+callbacks=early_stopper: a choice of callbacks",
@@ -109,8 +109,8 @@ def test_what_is_shown_of_a_choice():
     assert lines[lines.index("Example") + 1] == "  runner +callbacks=early_stopper callbacks.early_stopper.monitor=loss"
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda one: one.typed)
-def test_each_choice_is_described(choice: Any):
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.typed)
+def test_each_choice_has_a_summary_and_comments_on_its_keys(choice: Any):
     lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
     assert lines[0] == f"{choice.typed}: a choice of {choice.group}"
     assert choice.summary and len(lines[1]) > 3
@@ -120,7 +120,7 @@ def test_each_choice_is_described(choice: Any):
 
 
 NEEDS_MORE = ("experiment", "sweep", "model", "data", "optimizer/param_groups")
-"""Groups whose examples need data or packages of their own."""
+"""Groups whose examples need data or further packages."""
 ALONE = {choice.typed: choice for choice in CHOICES if choice.group not in NEEDS_MORE}
 ONE_OF_EACH_GROUP = (
     "optimizer=adam",
@@ -139,7 +139,7 @@ def test_the_example_of_a_choice_composes_and_binds(typed: str):
 
 
 def first(name: str) -> str:
-    """The first line about a name."""
+    """Return the first line of the help about a name."""
     return next(iter(explain(name, CONF)))
 
 
@@ -158,7 +158,7 @@ def test_keys_verbs_groups_and_classes_are_explained():
         assert [*explain(key.name, CONF)]
 
 
-def test_what_the_user_has_is_shown_too(tmp_path: Path, run_here: Any):
+def test_configs_and_classes_of_the_user_are_shown(tmp_path: Path, run_here: Any):
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("# My network.\n_target_: own.Net\nwidth: 3 # units\n")
     (tmp_path / "conf" / "model" / "broken.yaml").write_text("# Broken.\n_target_: [\n\x00")
@@ -167,23 +167,23 @@ def test_what_the_user_has_is_shown_too(tmp_path: Path, run_here: Any):
     (tmp_path / "callbacks" / "watch.py").write_text('class Watch:\n    """Watches\n    all."""\n\nclass _No: ...\n')
     (tmp_path / "callbacks" / "broken.py").write_text("class (")
     assert re.search(r"^  mine +My network \(yours\)$", run_here("list", "model", code=0).out, re.MULTILINE)
-    said = run_here("help", "mine", code=0).out
-    assert said.startswith("model=mine: a choice of model of your own\nMy network.\n\nNets.\n")
-    assert "  width  3  units.\n" in said and "  own.py\n" in said
-    said = run_here("list", "callbacks", code=0).out
-    assert "_target_=callbacks.watch.Watch" in said and "_No" not in said
+    text = run_here("help", "mine", code=0).out
+    assert text.startswith("model=mine: a choice of model of your own\nMy network.\n\nNets.\n")
+    assert "  width  3  units.\n" in text and "  own.py\n" in text
+    text = run_here("list", "callbacks", code=0).out
+    assert "_target_=callbacks.watch.Watch" in text and "_No" not in text
     assert "Watches" in run_here("help", "Watch", code=0).out
     assert "broken" in run_here("--help", code=0).out
     assert run_here("help", "broken", code=0).out.startswith("model=broken")
 
 
-def test_in_a_checkout_the_classes_that_come_with_it_are_not_the_users(run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_built_in_callbacks_of_a_checkout_are_not_shown_as_the_users(run_here: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
-    said = run_here("list", "callbacks", code=0).out
-    assert "early_stopper" in said and "yours" not in said
+    text = run_here("list", "callbacks", code=0).out
+    assert "early_stopper" in text and "yours" not in text
 
 
-def test_a_folder_that_someone_has_prepared_is_read_as_data(tmp_path: Path, run_here: Any):
+def test_malicious_files_of_a_folder_are_read_as_data(tmp_path: Path, run_here: Any):
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "callbacks").mkdir()
     levels = "".join(f"b{n + 1}: &a{n + 1} {{{', '.join(f'k{k}: *a{n}' for k in range(9))}}}\n" for n in range(20))
@@ -195,16 +195,16 @@ def test_a_folder_that_someone_has_prepared_is_read_as_data(tmp_path: Path, run_
     (tmp_path / "callbacks" / "deep.py").write_text("(" * 10_000)
     for command in ("--help", "list", "help bomb", "help loop", "help zero", "help pipe"):
         out = run_here(*command.split(), code=0).out
-        assert all(one.isprintable() or one == "\n" for one in out)
+        assert all(character.isprintable() or character == "\n" for character in out)
 
 
-def test_the_version_is_ours(run_here: Any):
+def test_version_prints_the_version(run_here: Any):
     assert run_here("--version", code=0).out == f"runner {__version__}\n"
     assert run_here("model=mlp", "--vers", code=0).out == f"runner {__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (
             ["help", "ealry_stopper"],
@@ -224,13 +224,13 @@ def test_the_version_is_ours(run_here: Any):
     ],
     ids=str,
 )
-def test_a_wrong_command_is_one_message(run_here: Any, tmp_path: Path, typed: list[str], said: str):
-    ended = run_here(*typed, code=2)
-    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
+def test_a_wrong_command_is_one_message(run_here: Any, tmp_path: Path, typed: list[str], message: str):
+    _, out, err = run_here(*typed, code=2)
+    assert err.startswith(f"error: {message}") and err.count("\n") == 1 and out == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_ranks_say_nothing(tmp_path: Path):
+def test_help_prints_on_rank_0_only(tmp_path: Path):
     command = [sys.executable, "-m", "runner", "help", "ema"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"RANK": "1"}, capture_output=True, check=True)
-    assert done.stdout == done.stderr == b""
+    finished = subprocess.run(command, cwd=tmp_path, env=os.environ | {"RANK": "1"}, capture_output=True, check=True)
+    assert finished.stdout == finished.stderr == b""

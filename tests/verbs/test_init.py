@@ -1,4 +1,4 @@
-"""`runner init my_project`: what it writes runs, and nothing is overwritten."""
+"""`runner init my_project`: the commands and tests of the new project run, and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from runner.verbs.init import TEMPLATE
 
 
 def files(folder: Path) -> list[str]:
-    """The files of a project, without what Python leaves."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in found if "__pycache__" not in path.parts)
+    """Return the files of a project, without bytecode."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in paths if "__pycache__" not in path.parts)
 
 
 def commands(project: Path) -> list[list[str]]:
-    """The arguments of Python in the commands of a project's README."""
+    """Return the commands in the README of a project, each as the arguments of Python."""
     (block,) = re.findall(r"```bash\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert all(line[0] == "python" for line in lines)
@@ -33,21 +33,21 @@ def commands(project: Path) -> list[list[str]]:
 
 @pytest.fixture
 def project(tmp_path: Path, run_here: Any) -> Path:
-    """A project that the command wrote."""
-    written = run_here("init", "my project", code=0)
-    assert "'my project/README.md'" in written.out or "my project/README.md" in written.out
-    assert written.err == ""
+    """A project that `runner init` wrote."""
+    finished = run_here("init", "my project", code=0)
+    assert "my project/README.md" in finished.out
+    assert finished.err == ""
     assert [path.name for path in tmp_path.iterdir()] == ["my project"]
     return tmp_path / "my project"
 
 
 @pytest.mark.slow
-def test_the_commands_of_its_readme_run(project: Path, run_app: Any):
+def test_the_commands_in_the_readme_run(project: Path, run_app: Any):
     assert files(project) == files(TEMPLATE)
     assert (project / "README.md").read_text().startswith("# my project\n") and "$name" not in str(project)
     check, train, resume, change, sweep, test = commands(project)
-    said = run_app(*check[2:], folder=project)
-    assert "TwoLayers" in said.stdout and "INFO: conf/ in this folder is read too\n" in said.stderr
+    checked = run_app(*check[2:], folder=project)
+    assert "TwoLayers" in checked.stdout and "INFO: conf/ in this folder is read too\n" in checked.stderr
     assert not run_folders(project)
     run_app(*train[2:], folder=project)
     (run,) = run_folders(project)
@@ -62,31 +62,31 @@ def test_the_commands_of_its_readme_run(project: Path, run_app: Any):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "pytest"], ["-c", "import pytest, sys; sys.exit(pytest.main())"]], ids=str)
-def test_its_tests_pass(project: Path, command: list[str]):
-    done = run_python([*command], cwd=project, real=True)
-    assert "2 passed" in done.stdout, done.stdout
+def test_the_tests_of_the_project_pass(project: Path, command: list[str]):
+    output = run_python([*command], cwd=project, real=True).stdout
+    assert "2 passed" in output, output
 
 
-def test_it_starts_without_torch(tmp_path: Path):
+def test_init_does_not_import_torch(tmp_path: Path):
     program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
     command = [sys.executable, "-c", program, "init", "mine"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False" and files(tmp_path / "mine") == files(TEMPLATE)
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "False" and files(tmp_path / "mine") == files(TEMPLATE)
 
 
 def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
     (tmp_path / "mine").mkdir()
-    run_here("init", "mine", code=0)  # an empty folder will do
+    run_here("init", "mine", code=0)  # an empty folder is allowed
     (tmp_path / "mine" / "models.py").write_text("mine")
     (tmp_path / "file").touch()
     for name in ("mine", "file", "."):
-        said = run_here("init", name, code=2).err
-        assert said == f"error: FOLDER={name!r}: exists already, and nothing is overwritten; give a new folder\n"
+        error = run_here("init", name, code=2).err
+        assert error == f"error: FOLDER={name!r}: exists already, and nothing is overwritten; give a new folder\n"
     assert (tmp_path / "mine" / "models.py").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["init"], "init: takes FOLDER, not nothing; write runner init FOLDER, such as runner init my_project"),
         (["init", "a", "b"], "init: takes FOLDER, not a b; write runner init FOLDER"),
@@ -97,10 +97,10 @@ def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
     ],
     ids=str,
 )
-def test_a_wrong_name_is_one_message(tmp_path: Path, run_here: Any, typed: list[str], said: str):
+def test_a_wrong_init_command_gives_one_error(tmp_path: Path, run_here: Any, typed: list[str], message: str):
     (tmp_path / "file").touch()
     err = run_here(*typed, code=2).err
-    assert f"error: {said}" in err and err.count("error: ") == 1
+    assert f"error: {message}" in err and err.count("error: ") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -1,4 +1,4 @@
-"""`runner lr-range`: what it says, and that only the picture is left."""
+"""`runner lr-range`: it suggests a learning rate, refuses wrong ranges, and writes only the picture."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ SHORT = ("lr-range", "model=mlp", "--batches=40")
         ({}, {"_target_": "mine", "lr": 0.0}, "optimizer.lr=0.0: "),
     ],
 )
-def test_what_cannot_be_tested_is_one_message(options: dict[str, Any], optimizer: Any, message: str):
+def test_wrong_options_and_optimizers_are_refused(options: dict[str, Any], optimizer: Any, message: str):
     check(Command.of("lr-range"), WITH_SGD)
     with pytest.raises(WrongKey, match=re.escape(message)):
         experiment = WITH_SGD if optimizer is ... else small_experiment(optimizer=optimizer)
         check(Command.of("lr-range", **options), experiment)
 
 
-def test_only_the_picture_is_left(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_only_the_picture_is_written(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     out = run_here(*SHORT, "--picture=pictures/mine.png", code=0).out
     assert re.search(r"^ok suggestion +optimizer\.lr=0\.\d+$", out, re.MULTILINE)
     assert (tmp_path / "pictures" / "mine.png").read_bytes().startswith(b"\x89PNG")
-    refused = run_here(*SHORT, "--start=500", "--end", "1000", code=2)
-    assert re.search(r"error: --start=500: the loss diverged after \d+ batches, at .*give a smaller", refused.err)
+    error = run_here(*SHORT, "--start=500", "--end", "1000", code=2).err
+    assert re.search(r"error: --start=500: the loss diverged after \d+ batches, at .*give a smaller", error)
     assert {*os.listdir(tmp_path)} - {"temporary", "pictures"} == set()
     assert os.listdir(tmp_path / "temporary") == []
 
 
 @pytest.mark.slow
-def test_two_ranks_find_what_one_does(tmp_path: Path, run_app: Any):
+def test_two_ranks_suggest_the_rate_of_one_process(tmp_path: Path, run_app: Any):
     runs = [run_app(*SHORT, f"launch.nproc_per_node={ranks}", f"--picture={ranks}.png") for ranks in (1, 2)]
-    rates = [float(re.findall(r"optimizer\.lr=([\d.e-]+)", one.stdout)[0]) for one in runs]
+    rates = [float(re.findall(r"optimizer\.lr=([\d.e-]+)", run.stdout)[0]) for run in runs]
     assert rates[1] == pytest.approx(rates[0], rel=0.3) and (tmp_path / "2.png").exists()

@@ -1,4 +1,4 @@
-"""`runner predict RUN --data PATH`: new rows without labels, compared with plain transformers and torchvision."""
+"""`runner predict RUN --data PATH`: predictions for unlabeled rows, compared with transformers and evaluations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = ("data.num_workers=0", "algorithms=none", "optimizer=adamw", "scheduler=
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs of texts with one class (`text`) and any number (`many`), of numbers (`value`) and images."""
+    """A folder with four runs: texts with one label (`text`), several (`many`) or a number (`value`), and images."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "bert").mkdir()
     make_bert(folder / "bert")
@@ -41,9 +41,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         csv.writer(file).writerows([("text", "kind", "tags", "value"), *rows])
     for number in range(24):
         image = Image.new("RGB", (40, 30), tuple(255 if channel == number % 3 else number for channel in range(3)))
-        place = folder / "pictures" / ("val" if number > 17 else "train") / ("red", "green", "blue")[number % 3]
-        place.mkdir(parents=True, exist_ok=True)
-        image.save(place / f"{number}.png")
+        split = folder / "pictures" / ("val" if number > 17 else "train") / ("red", "green", "blue")[number % 3]
+        split.mkdir(parents=True, exist_ok=True)
+        image.save(split / f"{number}.png")
     shared = ["model=hf_model", f"model.module.name={folder / 'bert'}", "data=hf_dataset", "data.name=csv"]
     shared += [f"data.data_files={folder / 'train.csv'}", "data.eval_split=null", "data.inputs=text", "data.context=6"]
     shared += [f"data.tokenizer={folder / 'bert'}", "trainer.max_duration=2ep", *QUIET, "optimizer.lr=0.01"]
@@ -62,10 +62,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_commands(commands: Iterable[Sequence[str]], folder: Path) -> None:
-    """Run `python -m runner ARGUMENTS` for each list of arguments, in one process, so that imports happen once.
-
-    The test fails unless all of them end with 0.
-    """
+    """Run `python -m runner ARGUMENTS` for each list of arguments in one process, and check that all exit with 0."""
     program = f"""
 import sys
 from runner.__main__ import main
@@ -79,7 +76,7 @@ for arguments in {[[*map(str, command)] for command in commands]!r}:
 
 
 def write(path: Path, texts: list[str] | None = None) -> str:
-    """Write texts with ids, in the form of the file's suffix."""
+    """Write texts with ids, in the format of the file's suffix, and return the path."""
     rows = [{"id": f"r{number}", "text": text} for number, text in enumerate(TEXTS if texts is None else texts)]
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -96,6 +93,7 @@ def write(path: Path, texts: list[str] | None = None) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of predictions."""
     if path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8") as file:
             return [*csv.DictReader(file)]
@@ -105,7 +103,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def by_transformers(work: Path, run: str, folder: Path) -> torch.Tensor:
-    """The logits of plain transformers, text by text, for the exported model."""
+    """Return the logits of the exported model in plain transformers, computed text by text."""
     exported = save_pretrained(work / run, folder / "exported", tokenizer=str(work / "bert"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(exported).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
@@ -117,7 +115,7 @@ def by_transformers(work: Path, run: str, folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("suffix", "form"), [(".csv", "jsonl"), (".jsonl", "csv"), (".parquet", "parquet"), (".txt", "jsonl")]
 )
-def test_texts_of_each_kind_of_file_have_the_predictions_of_transformers(
+def test_texts_of_each_file_format_have_the_predictions_of_transformers(
     work: Path, tmp_path: Path, run_app: Any, run_here: Any, suffix: str, form: str
 ):
     file = write(tmp_path / f"new{suffix}")
@@ -140,59 +138,57 @@ def test_texts_of_each_kind_of_file_have_the_predictions_of_transformers(
     torch.testing.assert_close(torch.tensor(probabilities), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_any_number_of_classes_and_numbers_are_predicted_too(work: Path, tmp_path: Path, run_here: Any):
+def test_multi_label_and_regression_models_predict_new_texts(work: Path, tmp_path: Path, run_here: Any):
     file = write(tmp_path / "new.csv")
     for run in ("many", "value"):
         run_here("predict", str(work / run), f"--data={file}", "--format=jsonl", f"hydra.run.dir={run}", code=0)
         rows = read(tmp_path / run / "predictions.jsonl")
         logits = by_transformers(work, run, tmp_path / f"{run}-exported")
         if run == "value":
-            found = torch.tensor([row["prediction"] for row in rows])
-            torch.testing.assert_close(found, logits.squeeze(1), rtol=1e-4, atol=1e-5)
+            predictions = torch.tensor([row["prediction"] for row in rows])
+            torch.testing.assert_close(predictions, logits.squeeze(1), rtol=1e-4, atol=1e-5)
             continue
-        found = torch.tensor([[row["probabilities"][name] for name in KINDS] for row in rows])
-        torch.testing.assert_close(found, logits.sigmoid(), rtol=1e-4, atol=1e-5)
+        probabilities = torch.tensor([[row["probabilities"][name] for name in KINDS] for row in rows])
+        torch.testing.assert_close(probabilities, logits.sigmoid(), rtol=1e-4, atol=1e-5)
         names = [[name for name, has in zip(KINDS, row, strict=True) if has] for row in (logits > 0).tolist()]
         assert [row["class"] for row in rows] == names
 
 
-def test_a_folder_of_images_has_the_predictions_of_the_evaluation(
-    work: Path, tmp_path: Path, run_app: Any, run_here: Any
-):
+def test_new_images_have_the_predictions_of_the_evaluation(work: Path, tmp_path: Path, run_app: Any, run_here: Any):
     run = str(work / "image")
-    run_here("predict", run, "--format=jsonl", "hydra.run.dir=own", code=0)
+    run_here("predict", run, "--format=jsonl", "hydra.run.dir=evaluation", code=0)
     val = work / "pictures" / "val"
-    two = ["launch.nproc_per_node=2", "hydra.run.dir=new", "data.eval_batch_size=4"]
-    run_app("predict", run, f"--data={val}", "--format=jsonl", *two)
-    own, new = (read(tmp_path / name / "predictions.jsonl") for name in ("own", "new"))
+    two_ranks = ["launch.nproc_per_node=2", "hydra.run.dir=new", "data.eval_batch_size=4"]
+    run_app("predict", run, f"--data={val}", "--format=jsonl", *two_ranks)
+    evaluation, new = (read(tmp_path / name / "predictions.jsonl") for name in ("evaluation", "new"))
     files = sorted(file.relative_to(val).as_posix() for file in val.glob("*/*"))
     assert [row["id"] for row in new] == files and "target" not in new[0]
-    for before, after in zip(own, new, strict=True):
-        assert after["class"] == before["class"]
-        assert after["probabilities"] == pytest.approx(before["probabilities"], abs=1e-6)
+    for expected, row in zip(evaluation, new, strict=True):
+        assert row["class"] == expected["class"]
+        assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
 
 
 @pytest.mark.parametrize("run", fast(["text", "image", "many", "value"], "text", "image"))
-def test_the_training_data_may_be_gone_and_the_run_may_have_moved(work: Path, tmp_path: Path, run_here: Any, run: str):
-    """The runs were recorded with the absolute paths of their data."""
+def test_a_moved_run_predicts_without_its_training_data(work: Path, tmp_path: Path, run_here: Any, run: str):
+    """The record of each run has the absolute paths of its data."""
     shutil.copytree(work / run, tmp_path / "moved")
     shutil.copytree(work / "pictures" / "val", tmp_path / "new")
     file = str(tmp_path / "new") if run == "image" else write(tmp_path / "new.csv")
     run_here("predict", str(work / run), f"--data={file}", "--format=jsonl", "hydra.run.dir=before", code=0)
-    gone = [work / "train.csv", work / "pictures"]
-    for path in gone:
-        path.rename(path.with_name(f"{path.name} elsewhere"))
+    training_data = [work / "train.csv", work / "pictures"]
+    for path in training_data:
+        path.rename(path.with_name(f"{path.name} moved"))
     try:
         run_here("predict", "moved", f"--data={file}", "--format=jsonl", "hydra.run.dir=after", code=0)
     finally:
-        for path in gone:
-            path.with_name(f"{path.name} elsewhere").rename(path)
+        for path in training_data:
+            path.with_name(f"{path.name} moved").rename(path)
     before, after = (read(tmp_path / name / "predictions.jsonl") for name in ("before", "after"))
     assert before == after and len(after) == (6 if run == "image" else 11)
     assert run == "value" or {str(row["class"]) for row in after} != {"None"}
 
 
-def test_rows_of_numbers_need_the_training_data(tmp_path: Path, run_here: Any):
+def test_new_rows_of_numbers_need_the_training_data(tmp_path: Path, run_here: Any):
     rows = [{"numbers": [float(number), 1.0], "kind": KINDS[number % 3]} for number in range(30)]
     table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
@@ -228,23 +224,22 @@ def test_rows_of_numbers_need_the_training_data(tmp_path: Path, run_here: Any):
         ("image", "new.png", "no image", "new.png: cannot be read as an image"),
     ],
 )
-def test_wrong_data_is_one_error(
+def test_wrong_new_data_are_refused(
     work: Path, tmp_path: Path, run_here: Any, run: str, name: str, content: str, message: str
 ):
-    file = tmp_path / (name or "gone.csv")
+    file = tmp_path / (name or "missing.csv")
     if name:
         file.write_text(content)
     out = tmp_path / "out"
-    ended = run_here("predict", str(work / run), f"--data={file}", "hydra.run.dir=out", code=2)
-    errors = " ".join(ended.err.split())
+    errors = " ".join(run_here("predict", str(work / run), f"--data={file}", "hydra.run.dir=out", code=2).err.split())
     assert message in errors and file.name in errors and "Traceback" not in errors
     assert not [*out.glob("predictions*")] and not [*out.glob(".*partial")]
 
 
-def test_data_in_memory_and_splits_are_refused(work: Path, run_here: Any):
+def test_in_memory_data_and_splits_of_new_rows_are_refused(work: Path, run_here: Any):
     digits = ["model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver]", "algorithms=none"]
     run_here(*digits, "hydra.run.dir=digits", code=0)
-    ended = run_here("predict", "digits", "--data=.", code=2)
-    assert "the run's data cannot read new rows; data=imagefolder, data=image_masks" in " ".join(ended.err.split())
-    ended = run_here("predict", str(work / "text"), "--data=train.csv", "--split=train", code=2)
-    assert "new rows have no splits" in ended.err
+    errors = " ".join(run_here("predict", "digits", "--data=.", code=2).err.split())
+    assert "the run's data cannot read new rows; data=imagefolder, data=image_masks" in errors
+    split = run_here("predict", str(work / "text"), "--data=train.csv", "--split=train", code=2)
+    assert "new rows have no splits" in split.err

@@ -1,4 +1,4 @@
-"""An experiment is killed and resumed for real, and the verdict is right about those that keep their promise or not."""
+"""`runner prove`: it kills and resumes an experiment, and tells whether the results equal those without kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runner.cli.command import Command, parse
 from runner.trials.kills import IN_SAVE, START
 from runner.verbs.prove import check
 
-BATCHES = 120  # 12 an epoch
+BATCHES = 120  # 12 per epoch
 SMALL = ("prove", "model=mlp", "data.batch_size=100", f"--batches={BATCHES}", "hydra.run.dir=proof")
 
 OWN = '''
@@ -31,29 +31,29 @@ import os
 from runner import Algorithm
 
 
-class Forgetful(Algorithm):
-    """Scales gradients by what it does not save."""
+class Unsaved(Algorithm):
+    """Scales gradients by a count that it does not save."""
 
     def __init__(self) -> None:
         self.batches = 0
 
     def after_train_batch(self, state, logger):
         self.batches += 1
-        for one in state.model.parameters():
-            one.grad.mul_(1 + self.batches)
+        for weight in state.model.parameters():
+            weight.grad.mul_(1 + self.batches)
 
 
-class Chance(Algorithm):
-    """Scales the gradients of one batch by what differs from run to run."""
+class Random(Algorithm):
+    """Scales the gradients of one batch by a random number without a seed."""
 
     def after_train_batch(self, state, logger):
         if state.timestamp.batch == 6:  # the seventh
-            for one in state.model.parameters():
-                one.grad.mul_(1 + int.from_bytes(os.urandom(2), "little"))
+            for weight in state.model.parameters():
+                weight.grad.mul_(1 + int.from_bytes(os.urandom(2), "little"))
 
 
-class OnlyOnce(Algorithm):
-    """Refuses to go on."""
+class NotResumable(Algorithm):
+    """Fails when training resumes."""
 
     def fit_start(self, state, logger):
         if state.timestamp.batch:
@@ -66,108 +66,97 @@ def own(tmp_path: Path) -> Path:
     """A working directory with the user's classes and their configs."""
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "mine" / "algorithms").mkdir(parents=True)
-    for key, name in (("forgetful", "Forgetful"), ("chance", "Chance"), ("only_once", "OnlyOnce")):
+    for key, name in (("unsaved", "Unsaved"), ("random", "Random"), ("not_resumable", "NotResumable")):
         (tmp_path / "mine" / "algorithms" / f"{key}.yaml").write_text(f"{key}:\n  _target_: own.{name}\n")
     return tmp_path
 
 
-def verdict_of(folder: Path) -> dict[str, Any]:
+def read_verdict(folder: Path) -> dict[str, Any]:
+    """Return the content of `prove.json`."""
     return json.loads((folder / "proof" / "prove.json").read_text())
 
 
 @pytest.mark.slow
-def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, run_app: Any):
+def test_an_experiment_that_resumes_bit_for_bit_is_proved_equal(tmp_path: Path, run_app: Any):
     run_app(*SMALL, "model.module.dropout=0.3", "+algorithms=[mixup,ema]", "--kills=3", "--keep")
-    proof, found = tmp_path / "proof", verdict_of(tmp_path)
-    assert found["outcome"] == "equal"
-    assert found["reason"] == f"equal bit for bit: {BATCHES} batches, 3 final metrics, 3 kills"
+    proof, verdict = tmp_path / "proof", read_verdict(tmp_path)
+    assert verdict["outcome"] == "equal"
+    assert verdict["reason"] == f"equal bit for bit: {BATCHES} batches, 3 final metrics, 3 kills"
 
-    kills = found["kills"]
-    assert len(kills) == 3 and {one["moment"] for one in kills} >= {IN_SAVE, START}
-    assert any(0 < one["resumed_from"] < BATCHES for one in kills)
-    # What happened, told by others: each session has said what it was, and those that began to train left a record.
-    printed = (proof / "killed.log").read_text()
-    assert printed.count("$ python -m runner") == 4 and printed.count("runner resume ") >= 2
+    kills = verdict["kills"]
+    assert len(kills) == 3 and {kill["moment"] for kill in kills} >= {IN_SAVE, START}
+    assert any(0 < kill["resumed_from"] < BATCHES for kill in kills)
+    # The log has the command of each session, and sessions that started to train left a record.
+    log = (proof / "killed.log").read_text()
+    assert log.count("$ python -m runner") == 4 and log.count("runner resume ") >= 2
     assert len(list((proof / "killed" / "sessions").iterdir())) >= 2
-    assert list((proof / "killed" / "checkpoints").glob(".*")) == []  # cleaned up by the session after it
+    assert list((proof / "killed" / "checkpoints").glob(".*")) == []  # the next session removes what a kill left
     assert (proof / "uninterrupted.log").read_text().count("$ python -m runner") == 1
     assert json.loads((proof / "killed" / "result.json").read_text())["status"] == "FINISHED"
 
     whole, killed = (read_digests(proof / run) for run in ("uninterrupted", "killed"))
-    assert whole == killed and [one["batch"] for one in whole] == [*range(1, BATCHES + 1)]
-    assert set(whole[0]) == {"epoch", "batch", "values", *PARTS} and len({one["weights"] for one in whole}) == BATCHES
+    assert whole == killed and [line["batch"] for line in whole] == [*range(1, BATCHES + 1)]
+    assert set(whole[0]) == {"epoch", "batch", "values", *PARTS} and len({line["weights"] for line in whole}) == BATCHES
     assert {path.name for path in tmp_path.iterdir()} == {"proof"}  # no MLflow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "outcome", "reasons"),
     [
-        pytest.param(
-            *(
-                "forgetful",
-                "different",
-                ("in gradients, weights, optimizer; equal bit for bit up to batch", "after kill 1"),
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("chance", "not deterministic", ("at batch 7, in gradients, weights, optimizer", "uninterrupted")),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("only_once", "not resumed", ("after kill 1", "RuntimeError: it was trained before")),
-            marks=pytest.mark.slow,
-        ),
+        ("unsaved", "different", ("in gradients, weights, optimizer; equal bit for bit up to batch", "after kill 1")),
+        ("random", "not deterministic", ("at batch 7, in gradients, weights, optimizer", "uninterrupted")),
+        ("not_resumable", "not resumed", ("after kill 1", "RuntimeError: it was trained before")),
     ],
 )
-def test_what_does_not_is_found_out(own: Path, run_app: Any, algorithm: str, outcome: str, reasons: tuple[str, ...]):
+def test_failed_proofs_name_the_reason(own: Path, run_app: Any, algorithm: str, outcome: str, reasons: tuple[str, ...]):
     arguments = ("--config-dir", "mine", *SMALL, f"+algorithms={algorithm}", "--kills=1", "--seed=3")
-    done = run_app(*arguments, exit_code=1)
-    found = verdict_of(own)
-    assert found["outcome"] == outcome and outcome in done.stdout
-    assert all(one in found["reason"] for one in reasons), found["reason"]
-    ((kill,)) = found["kills"]
+    finished = run_app(*arguments, exit_code=1)
+    verdict = read_verdict(own)
+    assert verdict["outcome"] == outcome and outcome in finished.stdout
+    assert all(reason in verdict["reason"] for reason in reasons), verdict["reason"]
+    (kill,) = verdict["kills"]
     assert kill["moment"] == IN_SAVE and kill["resumed_from"] > 0
     if outcome == "different":
-        assert (
-            f"at batch {kill['resumed_from'] + 1}, in gradients, weights" in found["reason"]
-        )  # the first after the resume
-    again = parse(shlex.split(found["command"])[3:])  # of python -m runner
-    assert again.verb == "prove" and f"+algorithms={algorithm}" in again.overrides
-    assert (again.options["kills"], again.options["seed"]) == (1, 3)
-    assert "kept: proof" in done.stdout and done.stderr == ""
+        first = kill["resumed_from"] + 1
+        assert f"at batch {first}, in gradients, weights" in verdict["reason"]
+    command = parse(shlex.split(verdict["command"])[3:])  # after `python -m runner`
+    assert command.verb == "prove" and f"+algorithms={algorithm}" in command.overrides
+    assert (command.options["kills"], command.options["seed"]) == (1, 3)
+    assert "kept: proof" in finished.stdout and finished.stderr == ""
 
 
 @pytest.mark.slow
-def test_two_ranks(tmp_path: Path, run_app: Any):
+def test_kills_of_both_ranks_are_proved_equal(tmp_path: Path, run_app: Any):
     ranks = ("launch.nproc_per_node=2", "launch.threads=1", "--kills=3", "--seed=1")
-    done = run_app(*SMALL, *ranks, "+algorithms=[mixup]", "--keep", real=True, timeout=290)  # it looks for RANK=1
-    found = verdict_of(tmp_path)
-    assert found["outcome"] == "equal" and "ok proof" in done.stdout
-    assert {one["rank"] for one in found["kills"]} == {0, 1}
+    # `prove` reads RANK from the environments of processes; those of forked ones are that of the fork server.
+    finished = run_app(*SMALL, *ranks, "+algorithms=[mixup]", "--keep", real=True, timeout=290)
+    verdict = read_verdict(tmp_path)
+    assert verdict["outcome"] == "equal" and "ok proof" in finished.stdout
+    assert {kill["rank"] for kill in verdict["kills"]} == {0, 1}
     assert json.loads((tmp_path / "proof" / "killed" / "environment.json").read_text())["ranks"] == 2
-    assert "SIGKILL" in (tmp_path / "proof" / "killed.log").read_text()  # rank 0 tells how rank 1 ended
+    assert "SIGKILL" in (tmp_path / "proof" / "killed.log").read_text()  # rank 0 reports how rank 1 ended
 
 
 @pytest.mark.slow
-def test_three_ranks_are_told_what_they_need(tmp_path: Path, run_app: Any):
+def test_three_ranks_need_deterministic_training(tmp_path: Path, run_app: Any):
     ranks = (*SMALL, "launch.nproc_per_node=3", "launch.threads=1", "--kills=1", "--seed=3")
-    done = run_app(*ranks, exit_code=1)
-    assert verdict_of(tmp_path)["outcome"] == "different"
-    assert "need trainer.deterministic=true" in " ".join(done.stdout.split())
+    finished = run_app(*ranks, exit_code=1)
+    assert read_verdict(tmp_path)["outcome"] == "different"
+    assert "need trainer.deterministic=true" in " ".join(finished.stdout.split())
     run_app(*ranks, "trainer.deterministic=true", "hydra.run.dir=again")
 
 
 @pytest.mark.slow
-def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: Path, run_app: Any):
-    done = run_app(*SMALL, "--batches=12", "--kills=1", "--save-interval=1ba")
-    assert "ok proof" in done.stdout and "12 batches, " in done.stdout
-    assert "no epoch ended before the last of 12 batches" in done.stdout
+def test_a_successful_proof_removes_its_folder_and_names_its_gaps(tmp_path: Path, run_app: Any):
+    output = run_app(*SMALL, "--batches=12", "--kills=1", "--save-interval=1ba").stdout
+    assert "ok proof" in output and "12 batches, " in output
+    assert "no epoch ended before the last of 12 batches" in output
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_no_process_outlives_it(tmp_path: Path, number: int):
+def test_no_process_outlives_the_command(tmp_path: Path, number: int):
     command = ["-m", "runner", *SMALL, "--batches=100000", "launch.nproc_per_node=2"]
     prover = start_python(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
     started: list[psutil.Process] = []
@@ -183,9 +172,9 @@ def test_no_process_outlives_it(tmp_path: Path, number: int):
         assert len(gone) >= 2 and not alive
         assert (tmp_path / "proof").exists() == (number == signal.SIGKILL)
     finally:
-        for one in (prover, *started):
-            if not isinstance(one, psutil.Process) or one.is_running():
-                one.kill()
+        for process in (prover, *started):
+            if not isinstance(process, psutil.Process) or process.is_running():
+                process.kill()
         prover.wait()
 
 
@@ -197,13 +186,13 @@ def test_no_process_outlives_it(tmp_path: Path, number: int):
     ],
     ids=str,
 )
-def test_what_is_wrong_is_one_message_and_leaves_nothing(tmp_path: Path, run_app: Any, arguments: list[str], part: str):
-    done = run_app(*SMALL, *arguments, exit_code=2)
-    assert part in done.stderr and "Traceback" not in done.stderr
+def test_a_wrong_experiment_is_refused_without_a_folder(tmp_path: Path, run_app: Any, arguments: list[str], part: str):
+    error = run_app(*SMALL, *arguments, exit_code=2).stderr
+    assert part in error and "Traceback" not in error
     assert not (tmp_path / "proof").exists()
 
 
-def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path, run_app: Any):
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path, run_app: Any):
     (tmp_path / "proof").mkdir()
     (tmp_path / "proof" / "mine").write_text("kept")
     assert "holds something" in run_app(*SMALL, exit_code=2).stderr
@@ -221,18 +210,18 @@ def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path, run_app: A
     ],
     ids=str,
 )
-def test_what_is_asked_must_be_in_range(options: dict[str, Any], message: str):
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str):
     check(Command.of("prove"), small_experiment())
     with pytest.raises(ValueError) as raised:
         check(Command.of("prove", **options), small_experiment())
     assert str(raised.value).startswith(message)
 
 
-def test_a_callback_of_the_users_own_may_be_omitted():
+def test_a_callback_of_the_user_can_be_omitted():
     check(Command.of("prove", without=("mine",)), small_experiment(callbacks={"mine": {"_target_": "own.Mine"}}))
 
 
-def test_it_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch):
+def test_prove_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="without torchrun"):
         check(Command.of("prove"), small_experiment())

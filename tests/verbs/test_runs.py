@@ -1,4 +1,4 @@
-"""`runner runs`: what is listed of good runs, of broken ones and of those that someone has prepared."""
+"""`runner runs`: lists finished, running, broken and malicious runs, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -30,33 +30,29 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_pipe_gets_all_columns_and_a_narrow_terminal_names_those_left_out(
+def test_a_narrow_terminal_names_the_columns_that_a_pipe_shows(
     three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    typed = [
-        "~callbacks.progress_bar",
-        "+callbacks=ema",
-        "optimizer.weight_decay=0.00012345678",
-        "data.batch_size=123456",
+    overrides = [
+        *("~callbacks.progress_bar", "+callbacks=ema", "optimizer.weight_decay=0.00012345678"),
+        *("data.batch_size=123456", "data.eval_batch_size=99"),
     ]
-    write_run(
-        three / "outputs" / "2026-11-24" / "12-00-00", started=1.9e9, overrides=[*typed, "data.eval_batch_size=99"]
-    )
+    write_run(three / "outputs" / "2026-11-24" / "12-00-00", started=1.9e9, overrides=overrides)
     shown = "~progress_bar +callbacks=ema weight_decay=0.00012345678 batch_size=123456 eval_batch_size=99"
     monkeypatch.delenv("COLUMNS")
     assert f"12 s  {shown}\n" in run_here("runs", code=0).out
     monkeypatch.setenv("COLUMNS", "44")
-    last = run_here("runs", code=0).out.splitlines()[-1]
-    assert last == "no room for eval/loss, time, typed; --format csv shows all"
+    last_line = run_here("runs", code=0).out.splitlines()[-1]
+    assert last_line == "no room for eval/loss, time, typed; --format csv shows all"
 
 
-def test_a_metric_has_the_name_that_is_shown_and_the_one_that_is_logged(three: Path, run_here: Any):
-    shown = in_json(run_here, "eval/loss<0.3", "--sort=-MulticlassAccuracy")
-    assert in_json(run_here, "loss/eval/total<0.3", "--sort", "-metrics/eval/MulticlassAccuracy") == shown
-    assert len(shown) == 2
+def test_a_metric_is_found_by_its_short_and_its_logged_name(three: Path, run_here: Any):
+    runs = in_json(run_here, "eval/loss<0.3", "--sort=-MulticlassAccuracy")
+    assert in_json(run_here, "loss/eval/total<0.3", "--sort", "-metrics/eval/MulticlassAccuracy") == runs
+    assert len(runs) == 2
 
 
-def test_tables_of_eighty_and_of_sixty_columns(three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_tables_fit_eighty_and_sixty_columns(three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     assert (
         run_here("runs", code=0).out
         == """\
@@ -96,21 +92,21 @@ and 2 more; --limit 0 shows all
 
 
 def in_json(run_here: Any, *typed: str) -> list[dict[str, Any]]:
-    """What `--json` says of runs."""
+    """Return the runs that `runs --json` lists."""
     return json.loads(run_here("runs", *typed, "--json", code=0).out)["result"]["runs"]
 
 
 def folders(text: str) -> list[str]:
-    """The names of the folders in a table or in JSON."""
+    """Return the names of the folders in a table or in JSON."""
     if text.startswith("{"):
-        return [Path(one["folder"]).name for one in json.loads(text)["result"]["runs"]]
+        return [Path(run["folder"]).name for run in json.loads(text)["result"]["runs"]]
     return [line.split()[0].rpartition("/")[2] for line in text.splitlines() if "2026-11-23/" in line]
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
+    ("typed", "expected"),
     [
-        ([], ["lr0.1", "10-00-00", "09-00-00"]),  # the latest first
+        ([], ["lr0.1", "10-00-00", "09-00-00"]),  # the newest first
         (["eval/loss<0.3"], ["10-00-00", "09-00-00"]),
         (["loss<0.3", "optimizer.lr>=0.1"], ["09-00-00"]),
         (["eval/loss<0.3 optimizer.lr!=0.1"], ["10-00-00"]),
@@ -126,8 +122,8 @@ def folders(text: str) -> list[str]:
     ids=str,
 )
 @pytest.mark.parametrize("form", ["--format=table", "--json"])
-def test_runs_are_filtered_and_sorted(three: Path, run_here: Any, typed: list[str], found: list[str], form: str):
-    assert folders(run_here("runs", *typed, form, code=0).out) == found
+def test_runs_are_filtered_and_sorted(three: Path, run_here: Any, typed: list[str], expected: list[str], form: str):
+    assert folders(run_here("runs", *typed, form, code=0).out) == expected
 
 
 def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
@@ -138,7 +134,7 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["evl/loss<3"], "CONDITION='evl/loss<3': no run has a value of this name; did you mean 'eval/loss'?"),
         (["lr=0.1"], "CONDITION='lr=0.1': no run has a value of this name; write optimizer.lr"),
@@ -156,33 +152,37 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
     ],
     ids=str,
 )
-def test_a_wrong_word_or_option_is_one_message(three: Path, run_here: Any, typed: list[str], said: str):
-    ended = run_here("runs", *typed, code=2)
-    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
+def test_a_wrong_condition_or_option_is_refused_in_one_line(three: Path, run_here: Any, typed: list[str], message: str):
+    _, out, err = run_here("runs", *typed, code=2)
+    assert err.startswith(f"error: {message}") and err.count("\n") == 1 and out == ""
 
 
-def test_a_run_that_is_cut_off_is_told_from_one_that_trains(tmp_path: Path, run_here: Any):
+def test_only_a_locked_run_is_listed_as_running(tmp_path: Path, run_here: Any):
     cut = write_run(tmp_path / "outputs" / "cut", status="RUNNING")
     (cut / ".lock").touch()
     write_run(tmp_path / "outputs" / "never", status="RUNNING")
     busy = write_run(tmp_path / "outputs" / "busy", status="RUNNING")
-    program = (
-        f"from runner.files.lock import lock_file; f = lock_file(__import__('pathlib').Path({str(busy / '.lock')!r}))"
-    )
-    command = [sys.executable, "-c", f"{program}; print('locked', flush=True); input()"]
+    program = """
+import pathlib, sys
+from runner.files.lock import lock_file
+lock = lock_file(pathlib.Path(sys.argv[1]))
+print("locked", flush=True)
+input()
+"""
+    command = [sys.executable, "-c", program, str(busy / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "locked\n"
         listed = in_json(run_here, "--limit=0")
         process.stdin.write("\n")
         process.stdin.flush()
-    assert {one["name"]: one["status"] for one in listed} == {"cut": "cut off", "never": "cut off", "busy": "running"}
+    assert {run["name"]: run["status"] for run in listed} == {"cut": "cut off", "never": "cut off", "busy": "running"}
     lock = lock_file(cut / ".lock")
-    assert lock is not None  # the list has locked nothing
+    assert lock is not None  # `runs` does not keep the lock
     lock.close()
 
 
-def test_what_someone_has_prepared_is_data(tmp_path: Path, run_here: Any):
+def test_malicious_runs_are_read_as_data(tmp_path: Path, run_here: Any):
     outputs = tmp_path / "outputs"
     good = write_run(outputs / "good")
     names = ["torn", "list", "deep", "types", "large", "pipe", "link", "huge", "folder"]
@@ -211,21 +211,21 @@ def test_what_someone_has_prepared_is_data(tmp_path: Path, run_here: Any):
     (text / "config.yaml").write_text("seed:1\n")
     loop = write_run(outputs / "loop")
     (loop / "config.yaml").write_text("seed: &a\n  _: *a\n")
-    began = time.process_time()
+    start = time.process_time()
     for form in ("table", "csv"):
         out = run_here("runs", "seed!=1", "--limit=0", f"--format={form}", code=0).out
         assert out.isascii() or form == "table"
-        assert all(one.isprintable() or one == "\n" for one in out)
+        assert all(character.isprintable() or character == "\n" for character in out)
         assert max(map(len, out.splitlines())) < 200 or form != "table"
-    assert time.process_time() - began < 20
+    assert time.process_time() - start < 20
     listed = in_json(run_here, "--limit=0")
-    status = {Path(one["folder"]).name: one["status"] for one in listed}
+    status = {Path(run["folder"]).name: run["status"] for run in listed}
     assert {status[name] for name in names} == {"unreadable"} and status["good"] == "finished"
     assert len(listed) == len(names) + 5
 
 
 def test_a_thousand_runs_take_less_than_a_second_and_a_half(tmp_path: Path):
-    """CPU time of the whole process, which imports no torch, MLflow or Hydra; `benchmarks/runs.py` has more runs."""
+    """This is CPU time of the whole process, without torch, MLflow and Hydra; `benchmarks/runs.py` has more runs."""
     write_many(tmp_path / "outputs", 1000)
     program = """
 import sys, time
@@ -235,13 +235,13 @@ assert main() == 0
 print({"torch", "mlflow", "hydra", "rich"} & set(sys.modules), time.process_time())
 """
     command = [sys.executable, "-c", program, "runs", "eval/loss<0.5 model=resnet8", "--sort=eval/loss"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert " of 1,000 runs in outputs/, all finished\n" in done.stdout
-    imported, seconds = done.stdout.splitlines()[-1].rsplit(" ", 1)
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert " of 1,000 runs in outputs/, all finished\n" in finished.stdout
+    imported, seconds = finished.stdout.splitlines()[-1].rsplit(" ", 1)
     assert imported == "set()" and float(seconds) < 1.5
 
 
-def test_nothing_there_is_no_error(tmp_path: Path, run_here: Any):
+def test_a_folder_without_runs_is_an_empty_list(tmp_path: Path, run_here: Any):
     assert run_here("runs", code=0).out == "0 runs in outputs/\n"
     assert in_json(run_here, "eval/loss<1") == []
     assert list(tmp_path.iterdir()) == []

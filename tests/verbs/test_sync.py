@@ -1,3 +1,5 @@
+"""`runner sync`: values that did not reach MLflow during training are sent later, once."""
+
 from __future__ import annotations
 
 import json
@@ -12,7 +14,7 @@ from python_process import processes_in, run_python, wait_until
 SHORT = ("trainer.max_duration=1ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
 LOGGED = (*SHORT, "callbacks=[mlflow_logger]")
 
-# The process that sends ends at once: all stays in the spool.
+# The process that sends values exits at once, so that all of them stay on disk.
 UNSENT = """
 from runner.callbacks._mlflow import writer_process
 from runner.__main__ import command
@@ -32,24 +34,22 @@ def query(folder: Path, sql: str) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
+def test_unsent_values_are_sent_once(tmp_path: Path, run_app: Any):
     for name in "ab":
-        said = train_unsent(tmp_path, f"hydra.run.dir={name}").stderr
-        assert "python -m runner sync " in said
+        assert "python -m runner sync " in train_unsent(tmp_path, f"hydra.run.dir={name}").stderr
     register = tmp_path / "outputs" / ".mlflow_unsent"
     assert len(list(register.iterdir())) == 2
 
-    talkative = "from runner.callbacks._mlflow import senders; senders.INTERVAL = -1.0\n"
-    program = talkative + "from runner.__main__ import command; command()"
-    done = run_python(["-c", program, "sync", "b"], cwd=tmp_path, check=True)
-    assert done.stdout == "b: MLflow has all of it\n"
-    assert done.stderr.splitlines()[-1] == "b: 100% is sent"
+    with_progress = "from runner.callbacks._mlflow import senders; senders.INTERVAL = -1.0\n"
+    program = with_progress + "from runner.__main__ import command; command()"
+    finished = run_python(["-c", program, "sync", "b"], cwd=tmp_path, check=True)
+    assert finished.stdout == "b: MLflow has all of it\n"
+    assert finished.stderr.splitlines()[-1] == "b: 100% is sent"
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
-    done = run_app("sync")
-    assert done.stdout == "a: MLflow has all of it\n"
+    assert run_app("sync").stdout == "a: MLflow has all of it\n"
     (register / "entry").write_text(str(tmp_path / "a run whose folder was removed"))
     assert run_app("sync").stdout == "MLflow: nothing left to send\n"
-    run_app("sync", "a")  # again: nothing is there twice
+    run_app("sync", "a")  # a second time: no value is duplicated
     assert query(tmp_path, "select status from runs") == [("FINISHED",)] * 2
     counts = query(tmp_path, "select run_uuid, count(*) from metrics where key = 'loss/train/total' group by run_uuid")
     assert [count for _, count in counts] == [3, 3]
@@ -59,13 +59,13 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_port: int):
+def test_an_unreachable_server_is_exit_code_1(tmp_path: Path, run_app: Any, free_port: int):
     address = f"callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:{free_port}"
     run_app(*LOGGED, address, "callbacks.mlflow_logger.close_timeout=0", "hydra.run.dir=a")
-    wait_until(lambda: not processes_in(tmp_path))  # its writer tries on for a while
-    done = run_app("sync", "a", exit_code=1)
-    assert done.stdout == "a: MLflow has not all of it\n"
-    assert "127.0.0.1" in done.stderr and "Traceback" not in done.stderr
+    wait_until(lambda: not processes_in(tmp_path))  # the writer retries for a while
+    finished = run_app("sync", "a", exit_code=1)
+    assert finished.stdout == "a: MLflow has not all of it\n"
+    assert "127.0.0.1" in finished.stderr and "Traceback" not in finished.stderr
     assert json.loads((tmp_path / "a" / "mlflow" / "run.json").read_text())["tracking_uri"].endswith(str(free_port))
 
 
@@ -78,7 +78,9 @@ def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_p
         (("a", "b"), "sync: takes [RUN], not a b"),
     ],
 )
-def test_what_has_nothing_to_send_is_one_message(tmp_path: Path, run_app: Any, arguments: tuple[str, ...], part: str):
-    done = run_app("sync", *arguments, exit_code=2)
-    assert part in done.stderr and done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 2
+def test_a_folder_with_nothing_to_send_is_refused_in_one_message(
+    tmp_path: Path, run_app: Any, arguments: tuple[str, ...], part: str
+):
+    error = run_app("sync", *arguments, exit_code=2).stderr
+    assert part in error and error.count("error: ") == 1 and len(error.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == []

@@ -13,11 +13,11 @@ from many_runs import write_seeds
 
 @pytest.fixture
 def outputs(tmp_path: Path) -> Path:
-    """Eight seeds of two models and two rates; with the higher rate nothing is decided."""
+    """Eight seeds of two models at two learning rates; there is no verdict at the higher rate."""
     good = [0.95, 0.94, 0.96, 0.95, 0.94, 0.95, 0.96, 0.95]
     mixed = [0.94, 0.95, 0.95, 0.96, 0.94, 0.94, 0.96, 0.96]
     for model, lr, values in (
-        ("mlp", 0.1, [one - 0.05 for one in good]),
+        ("mlp", 0.1, [value - 0.05 for value in good]),
         ("res|net_8", 0.1, good),
         ("mlp", 0.3, mixed),
         ("res|net_8", 0.3, good),
@@ -26,7 +26,7 @@ def outputs(tmp_path: Path) -> Path:
     return tmp_path / "outputs"
 
 
-def test_markdown_is_bold_where_a_verdict_says_so(outputs: Path, run_here: Any):
+def test_markdown_marks_the_better_row_in_bold(outputs: Path, run_here: Any):
     lines = run_here("table", "--columns", "optimizer.lr", code=0).out.splitlines()
     assert lines[:4] == [
         "| model | 0.1 | 0.3 |",
@@ -37,7 +37,7 @@ def test_markdown_is_bold_where_a_verdict_says_so(outputs: Path, run_here: Any):
     assert "<!-- model=mlp, optimizer.lr=0.1: outputs/mlp0.1/seed0 outputs/mlp0.1/seed1 " in "\n".join(lines)
 
 
-def test_names_of_others_stay_within_their_cells_and_comments(tmp_path: Path, run_here: Any):
+def test_malicious_names_are_escaped_in_cells_and_comments(tmp_path: Path, run_here: Any):
     for name, model in (("a--->\x1b[2J", "[x](http://x)\\|"), ("b", "mlp")):
         write_seeds(tmp_path / "outputs" / name, [0.5, 0.5], model=model)
     text = run_here("table", code=0).out
@@ -55,31 +55,31 @@ def test_latex_is_escaped(outputs: Path, run_here: Any):
 def test_csv_has_a_line_for_each_cell(outputs: Path, run_here: Any):
     text = run_here("table", "--rows=optimizer.lr,model", "--metric=loss", "--format=csv", code=0).out
     rows = [*csv.DictReader(io.StringIO(text))]
-    assert [(one["optimizer.lr"], one["model"], one["n"]) for one in rows] == [
+    assert [(row["optimizer.lr"], row["model"], row["n"]) for row in rows] == [
         ("0.1", "mlp", "8"),
         ("0.1", "res|net_8", "8"),
         ("0.3", "mlp", "8"),
         ("0.3", "res|net_8", "8"),
     ]
     assert rows[0]["metric"] == "eval/loss" and float(rows[0]["mean"]) == pytest.approx(0.1)
-    assert {one["is_best"] for one in rows} == {"false"}  # two of the four are as good
+    assert {row["is_best"] for row in rows} == {"false"}  # three cells have the same mean
 
 
-def test_a_cell_is_one_setting(outputs: Path, run_here: Any):
+def test_a_cell_whose_runs_differ_in_a_key_is_refused(outputs: Path, run_here: Any):
     assert "each mean is also over optimizer.lr" in run_here("table", "--rows", "model", code=0).out
     write_seeds(outputs / "more", [0.5] * 8, model="mlp", lr=0.5)
-    ended = run_here("table", "--rows", "model", code=2)
-    assert "the runs of model=mlp differ in optimizer.lr; add it to --rows or --columns" in ended.err
+    error = run_here("table", "--rows", "model", code=2).err
+    assert "the runs of model=mlp differ in optimizer.lr; add it to --rows or --columns" in error
 
 
-def test_what_cannot_be_compared_is_not_bold_and_says_why(outputs: Path, run_here: Any):
+def test_rows_with_different_budgets_have_no_verdict(outputs: Path, run_here: Any):
     write_seeds(outputs / "other", [0.5] * 8, model="gpt", config={"trainer": {"max_duration": "9ep"}})
     text = run_here("table", "optimizer.lr=0.1", "--rows", "model", code=0).out
     assert "**" not in text and "no verdict on the rows: " in text and "different budgets" in text
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["--rows=modle"], "--rows='modle': no run has a value of this name"),
         (["--metric", "los"], "--metric='los': "),
@@ -89,6 +89,6 @@ def test_what_cannot_be_compared_is_not_bold_and_says_why(outputs: Path, run_her
     ],
     ids=str,
 )
-def test_a_wrong_command_is_one_message(outputs: Path, run_here: Any, typed: list[str], said: str):
-    ended = run_here("table", *typed, code=2)
-    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1
+def test_a_wrong_table_command_is_refused_in_one_line(outputs: Path, run_here: Any, typed: list[str], message: str):
+    error = run_here("table", *typed, code=2).err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`runner verdict`: what is said of runs that are better, that may be, and that cannot be compared."""
+"""`runner verdict`: settings are better, worse or not decided, and runs that cannot be compared are refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from many_runs import EVALUATION, TRAINER, write_run, write_seeds
 
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sweep of eight seeds, `a`."""
+    """The folder of a sweep `a` with eight seeds."""
     monkeypatch.setenv("COLUMNS", "80")
     write_seeds(tmp_path / "outputs/a", [0.90, 0.91, 0.92, 0.90, 0.89, 0.91, 0.90, 0.89])
     return tmp_path / "outputs"
 
 
-def found(run_here: Any, *arguments: str) -> dict[str, Any]:
-    """What `--json` says of the last candidate."""
+def compare_last(run_here: Any, *arguments: str) -> dict[str, Any]:
+    """Run `verdict`, and return the JSON comparison of the last candidate."""
     return json.loads(run_here("verdict", *arguments, "--json").out)["result"]["comparisons"][-1]
 
 
-def test_the_screen(outputs: Path, run_here: Any):
+def test_the_printed_verdict_of_paired_seeds(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95, 0.95, 0.96, 0.94, 0.95, 0.96, 0.95, 0.94], lr=0.3)
     assert (
         run_here("verdict", "outputs/a", "outputs/b", code=0).out
@@ -48,69 +48,69 @@ differs  optimizer.lr 0.1 -> 0.3
     )
 
 
-def test_too_few_pairs_are_not_decided_and_it_is_said_how_many_are_missing(outputs: Path, run_here: Any):
+def test_too_few_pairs_are_not_decided_and_the_missing_seeds_are_counted(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95, 0.95, 0.96])
-    said = run_here("verdict", "outputs/a", "outputs/b", code=0).out
-    assert said.startswith("Not decided: the difference may be chance\n")
-    assert "the smallest p that they can have is 0.25" in said and "\nseeds    3 more of each would show" in said
-    one = found(run_here, "outputs/a", "outputs/b")
-    assert (one["paired"], one["n"], one["p"], one["more_seeds"]) == (True, [3, 3], 0.25, 3)
+    text = run_here("verdict", "outputs/a", "outputs/b", code=0).out
+    assert text.startswith("Not decided: the difference may be chance\n")
+    assert "the smallest p that they can have is 0.25" in text and "\nseeds    3 more of each would show" in text
+    comparison = compare_last(run_here, "outputs/a", "outputs/b")
+    assert (comparison["paired"], comparison["n"], comparison["p"], comparison["more_seeds"]) == (True, [3, 3], 0.25, 3)
 
 
-def test_the_folds_of_a_seed_are_one_value(outputs: Path, run_here: Any):
+def test_the_folds_of_a_seed_count_as_their_mean(outputs: Path, run_here: Any):
     for name, better in (("c", 0.0), ("d", 0.1)):
         for fold in range(4 if name == "c" else 3):
             config = {"trainer": TRAINER, "folds": {"held_out": fold}}
             write_seeds(outputs / f"{name}/{fold}", [0.8 + better + fold / 20] * 2, config=config)
-    one = found(run_here, "outputs/c", "outputs/d")
-    assert (one["n"], one["pairs"], one["verdict"]) == ([2, 2], ["0", "1"], "not decided")
-    assert one["means"] == pytest.approx([0.85, 0.95])  # the fold that only one of them has is left out
-    said = run_here("verdict", "outputs/c", "outputs/d", code=0).out
-    assert "the folds of a seed count as their mean" in said.replace("\n         ", " ")
+    comparison = compare_last(run_here, "outputs/c", "outputs/d")
+    assert (comparison["n"], comparison["pairs"], comparison["verdict"]) == ([2, 2], ["0", "1"], "not decided")
+    assert comparison["means"] == pytest.approx([0.85, 0.95])  # the fold that only c has is not compared
+    text = run_here("verdict", "outputs/c", "outputs/d", code=0).out
+    assert "the folds of a seed count as their mean" in text.replace("\n         ", " ")
     table = run_here("table", "outputs/d", code=0).out
     assert "(2) |" in table and "each mean is also over folds.held_out" not in table
 
 
-def test_a_filter_names_runs_and_a_lower_loss_is_better(outputs: Path, run_here: Any):
+def test_candidates_are_chosen_by_conditions_and_a_lower_loss_is_better(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.8] * 8, lr=0.3)
-    one = found(run_here, "optimizer.lr=0.3", "outputs/* optimizer.lr<0.2", "--metric=loss")
-    assert one["verdict"] == "better" and one["difference"] == pytest.approx(-0.1025)
-    listed = run_here("verdict", "--metric", "loss", "optimizer.lr=0.3", "optimizer.lr<0.2", code=0).out
-    assert listed.startswith("B is better than A\n")
+    comparison = compare_last(run_here, "optimizer.lr=0.3", "outputs/* optimizer.lr<0.2", "--metric=loss")
+    assert comparison["verdict"] == "better" and comparison["difference"] == pytest.approx(-0.1025)
+    text = run_here("verdict", "--metric", "loss", "optimizer.lr=0.3", "optimizer.lr<0.2", code=0).out
+    assert text.startswith("B is better than A\n")
 
 
-def test_other_seeds_are_not_paired(outputs: Path, run_here: Any):
+def test_runs_with_different_seeds_are_not_paired(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95, 0.96, 0.94, 0.95], first=20)
-    one = found(run_here, "outputs/a", "outputs/b")
-    assert (one["paired"], one["n"], one["verdict"]) == (False, [8, 4], "better")
-    assert one["p"] == pytest.approx(1 / 495)
+    comparison = compare_last(run_here, "outputs/a", "outputs/b")
+    assert (comparison["paired"], comparison["n"], comparison["verdict"]) == (False, [8, 4], "better")
+    assert comparison["p"] == pytest.approx(1 / 495)
     assert "not paired, as seeds differ: 8 and 4 runs" in run_here("verdict", "outputs/a", "outputs/b", code=0).out
 
 
-def test_several_candidates_are_corrected(outputs: Path, run_here: Any):
+def test_p_is_corrected_for_the_number_of_candidates(outputs: Path, run_here: Any):
     for name in "bcdefgh":
         write_seeds(outputs / name, [0.95] * 8)
-    one = found(run_here, *(f"outputs/{name}" for name in "abcdefgh"))
-    assert one["p"] == pytest.approx(7 * 2 / 256) and one["verdict"] == "not decided"
-    said = run_here("verdict", *(f"outputs/{name}" for name in "abc"), code=0).out
-    assert said.startswith("B, C are better than A\n")
+    comparison = compare_last(run_here, *(f"outputs/{name}" for name in "abcdefgh"))
+    assert comparison["p"] == pytest.approx(7 * 2 / 256) and comparison["verdict"] == "not decided"
+    text = run_here("verdict", *(f"outputs/{name}" for name in "abc"), code=0).out
+    assert text.startswith("B, C are better than A\n")
 
 
-def test_equal_settings_are_seldom_told_apart(tmp_path: Path, run_here: Any):
-    draw = np.random.default_rng(0)
-    names = [f"outputs/s{place}" for place in range(20)]
+def test_twenty_equal_settings_are_not_decided(tmp_path: Path, run_here: Any):
+    generator = np.random.default_rng(0)
+    names = [f"outputs/s{number}" for number in range(20)]
     for name in names:
-        write_seeds(tmp_path / name, draw.normal(0.9, 0.01, 8).tolist())
+        write_seeds(tmp_path / name, generator.normal(0.9, 0.01, 8).tolist())
     text = run_here("verdict", *names, "--json", code=0).out
-    assert {one["verdict"] for one in json.loads(text)["result"]["comparisons"]} == {"not decided"}
+    assert {comparison["verdict"] for comparison in json.loads(text)["result"]["comparisons"]} == {"not decided"}
 
 
 def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95] * 7)
     write_run(outputs / "b/seed7", status="DIVERGED", seed=7)
-    assert found(run_here, "outputs/a", "outputs/b")["verdict"] == "not decided"
-    said = run_here("verdict", "outputs/a", "outputs/b", code=1).out
-    assert "left out  B: 1 diverged" in said and "has runs that diverged" in said
+    assert compare_last(run_here, "outputs/a", "outputs/b")["verdict"] == "not decided"
+    text = run_here("verdict", "outputs/a", "outputs/b", code=1).out
+    assert "left out  B: 1 diverged" in text and "has runs that diverged" in text
     assert run_here("verdict", "outputs/b", "outputs/a").code == 0
 
 
@@ -124,7 +124,7 @@ def test_the_exit_code_says_whether_a_candidate_is_worse(outputs: Path, run_here
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "message"),
     [
         ({"evaluation": EVALUATION | {"eval:data": "d2"}}, "their evaluation differs in its data: d1 and d2"),
         ({"evaluation": EVALUATION | {"eval:size": "100"}}, "differs in its size: 597 and 100"),
@@ -140,41 +140,43 @@ def test_the_exit_code_says_whether_a_candidate_is_worse(outputs: Path, run_here
     ],
     ids=str,
 )
-def test_what_cannot_be_compared_is_refused_by_name(outputs: Path, run_here: Any, facts: dict[str, Any], said: str):
+def test_runs_that_cannot_be_compared_are_refused_in_one_line(
+    outputs: Path, run_here: Any, facts: dict[str, Any], message: str
+):
     write_seeds(outputs / "b", [0.95] * 8, **facts)
-    ended = run_here("verdict", "outputs/a", "outputs/b", code=125)
-    assert ended.err.startswith("error: ") and said in ended.err and ended.err.count("\n") == 1 and ended.out == ""
+    _, out, err = run_here("verdict", "outputs/a", "outputs/b", code=125)
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
 
 
-def test_another_budget_is_compared_on_request(outputs: Path, run_here: Any):
+def test_budget_any_compares_different_budgets(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95] * 8, config={"trainer": {"max_duration": "9ep"}})
-    assert found(run_here, "outputs/a", "outputs/b", "--budget=any")["verdict"] == "better"
+    assert compare_last(run_here, "outputs/a", "outputs/b", "--budget=any")["verdict"] == "better"
 
 
-def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_here: Any):
+def test_a_candidate_has_one_setting_unless_both_vary_in_the_same_key(outputs: Path, run_here: Any):
     for lr in (0.1, 0.3):
         write_seeds(outputs / f"mlp/{lr}", [0.95] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 1}})
-    ended = run_here("verdict", "outputs/a", "outputs/mlp", code=125)
-    assert "its runs differ in more than the seed: optimizer.lr is 0.1 and 0.3; choose one setting" in ended.err
+    error = run_here("verdict", "outputs/a", "outputs/mlp", code=125).err
+    assert "its runs differ in more than the seed: optimizer.lr is 0.1 and 0.3; choose one setting" in error
     for lr in (0.1, 0.3):
         write_seeds(outputs / f"wide/{lr}", [0.99] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 2}})
-    one = found(run_here, "outputs/mlp", "outputs/wide")
-    assert one["n"] == [6, 6] and one["pairs"][0] == "0 0.1" and one["verdict"] == "better"
+    comparison = compare_last(run_here, "outputs/mlp", "outputs/wide")
+    assert comparison["n"] == [6, 6] and comparison["pairs"][0] == "0 0.1" and comparison["verdict"] == "better"
 
 
-def test_a_run_that_trained_nothing_is_left_out(outputs: Path, run_here: Any):
+def test_an_evaluation_of_saved_weights_is_left_out(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95] * 8, lr=0.3)
-    weights = {"load_path": "outputs/b/0/checkpoints/latest"}  # without it the evaluation is a baseline
+    weights = {"load_path": "outputs/b/0/checkpoints/latest"}  # an evaluation of saved weights, not of a new model
     write_seeds(outputs / "evaluated", [0.1], lr=0.3, config={"trainer": {**TRAINER, **weights}})
     (run,) = (outputs / "evaluated").iterdir()
     (run / "environment.json").write_text('{"verb": "eval"}')
-    one = found(run_here, "optimizer.lr=0.1", "optimizer.lr=0.3")
-    assert (one["n"], one["verdict"]) == ([8, 8], "better")
+    comparison = compare_last(run_here, "optimizer.lr=0.1", "optimizer.lr=0.3")
+    assert (comparison["n"], comparison["verdict"]) == ([8, 8], "better")
     assert "RUNS='verb=eval': no trained run" in run_here("verdict", "outputs/a", "verb=eval", code=125).err
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["outputs/a"], "RUNS='outputs/a': is a single setting; name another to compare it with"),
         (["outputs/a", "outputs/c"], "RUNS='outputs/c': no such folder"),
@@ -190,6 +192,6 @@ def test_a_run_that_trained_nothing_is_left_out(outputs: Path, run_here: Any):
     ],
     ids=str,
 )
-def test_a_wrong_command_is_one_message(outputs: Path, run_here: Any, typed: list[str], said: str):
-    ended = run_here("verdict", *typed, code=125)
-    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
+def test_a_wrong_verdict_command_is_refused_in_one_line(outputs: Path, run_here: Any, typed: list[str], message: str):
+    _, out, err = run_here("verdict", *typed, code=125)
+    assert err.startswith(f"error: {message}") and err.count("\n") == 1 and out == ""

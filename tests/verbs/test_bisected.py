@@ -79,10 +79,9 @@ def test_bisecting_verdict_finds_the_first_commit_that_worsens_the_metric(worse:
     assert subject == "commit 6"
 
 
-def test_verify_and_verdict_exit_with_125_if_they_cannot_tell(tmp_path: Path, run_app: Any):
-    run_app(*SMALL, "model=mlp", "hydra.run.dir=run")
-    missing = run_app("verify", "run", "model.module.no_such_key=1", exit_code=125)
-    assert missing.stderr.startswith("error: ")
-    assert "no such folder" in run_app("verify", "missing", exit_code=125).stderr
-    assert "is a single setting" in run_app("verdict", "run", exit_code=125).stderr
-    assert run_app("check", "model=missing", exit_code=2).stderr
+def test_verify_and_verdict_exit_with_125_if_they_cannot_tell(run_here: Any):
+    run_here(*SMALL, "model=mlp", "hydra.run.dir=run", code=0)
+    assert run_here("verify", "run", "model.module.no_such_key=1", code=125).err.startswith("error: ")
+    assert "no such folder" in run_here("verify", "missing", code=125).err
+    assert "is a single setting" in run_here("verdict", "run", code=125).err
+    assert run_here("check", "model=missing", code=2).err

@@ -86,18 +86,20 @@ def test_two_ranks_have_the_metrics_and_predictions_of_one_process(trained: Path
     finished = run_app("predict", "run", "hydra.run.dir=one", folder=trained)
     assert "597 samples in the order of the data set: one/predictions.parquet" in finished.stdout
     assert "mlflow ui" not in finished.stdout
-    one, two = (pyarrow.parquet.read_table(trained / folder / "predictions.parquet") for folder in ("one", "two"))
-    assert one.schema == two.schema
-    assert one.column_names == ["index", "target", "prediction", "probabilities"]
+    table, ranks_table = (
+        pyarrow.parquet.read_table(trained / folder / "predictions.parquet") for folder in ("one", "two")
+    )
+    assert table.schema == ranks_table.schema
+    assert table.column_names == ["index", "target", "prediction", "probabilities"]
     for column in ("index", "target", "prediction"):
-        assert one[column].to_pylist() == two[column].to_pylist()
-    probabilities = [torch.tensor(table["probabilities"].to_pylist()) for table in (one, two)]
+        assert table[column].to_pylist() == ranks_table[column].to_pylist()
+    probabilities = [torch.tensor(part["probabilities"].to_pylist()) for part in (table, ranks_table)]
     torch.testing.assert_close(*probabilities, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(probabilities[0].sum(dim=1), torch.ones(597))
-    assert one["index"].to_pylist() == list(range(597))
+    assert table["index"].to_pylist() == list(range(597))
     _, loader = load_digits(batch_size=9, eval_batch_size=9, seed=0)
-    assert one["target"].to_pylist() == loader.tensors[1].tolist()
-    correct = sum(a == b for a, b in zip(one["target"].to_pylist(), one["prediction"].to_pylist(), strict=True))
+    assert table["target"].to_pylist() == loader.tensors[1].tolist()
+    correct = sum(a == b for a, b in zip(table["target"].to_pylist(), table["prediction"].to_pylist(), strict=True))
     assert correct / 597 == pytest.approx(expected[KEYS[0]])
     assert pyarrow.parquet.ParquetFile(trained / "one" / "predictions.parquet").num_row_groups == 3
     names = {path.name for path in (trained / "one").iterdir()}

@@ -20,12 +20,8 @@ from runner.checkpoints.history import checkpoint_before
 from runner.records.record import Record
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
-SMALL = (
-    "model=mlp",
-    "data.batch_size=200",
-    "trainer.max_duration=3ep",
-    "callbacks.checkpoint_saver.keep=-1",
-)  # 18 batches
+# 18 batches
+SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")
 SAVES = "callbacks.checkpoint_saver.save_interval=4ba"
 RUN = "hydra.run.dir=run"
 
@@ -76,10 +72,10 @@ def test_replayed_batches_are_bit_identical_and_the_run_is_unchanged(tmp_path: P
     run_here(*SMALL, *QUIET, SAVES, RUN, "+algorithms=[mixup,ema,gradient_clipping]", code=0)
     before = tree(tmp_path / "run")
     for batch in (1, 4, 5, 7, 18):
-        found = replay(run_here, "run", batch, "--picture=")
-        assert found["equal"] is True
-        assert found["from_batch"] == (batch - 1) // 4 * 4  # the checkpoint before it; one is saved every 4 batches
-        assert [sample["index"] for sample in found["samples"]] == indices(batch)
+        result = replay(run_here, "run", batch, "--picture=")
+        assert result["equal"] is True
+        assert result["from_batch"] == (batch - 1) // 4 * 4  # the checkpoint before it; one is saved every 4 batches
+        assert [sample["index"] for sample in result["samples"]] == indices(batch)
     assert tree(tmp_path / "run") == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -89,20 +85,20 @@ def test_a_replay_reports_losses_gradients_activations_and_algorithms(tmp_path: 
     run_here(*SMALL, *QUIET, SAVES, RUN, *clipping, code=0)
     output = run_here("replay", "run", "6", "--to", "b.safetensors", "--worst=3", code=0).out
     assert "ok digests" in output and "gradient_clipping at AFTER_TRAIN_BATCH: gradients norm" in output
-    found = replay(run_here, "run", 6, "--worst=3", "--picture=")
+    result = replay(run_here, "run", 6, "--worst=3", "--picture=")
     tensors = load_file(tmp_path / "b.safetensors")
     assert (tmp_path / "run" / "replay" / "ba6" / "worst.png").read_bytes().startswith(b"\x89PNG")
-    losses = [sample["loss"] for sample in found["samples"]]
+    losses = [sample["loss"] for sample in result["samples"]]
     assert tensors["losses"].tolist() == pytest.approx(losses) and len(losses) == 200
-    assert sum(losses) / 200 == pytest.approx(found["loss"], rel=1e-5)  # both with label smoothing
-    assert [sample["loss"] for sample in found["worst"]] == sorted(losses)[:-4:-1]
-    total = sum(norm**2 for norm in found["gradients"].values()) ** 0.5
+    assert sum(losses) / 200 == pytest.approx(result["loss"], rel=1e-5)  # both with label smoothing
+    assert [sample["loss"] for sample in result["worst"]] == sorted(losses)[:-4:-1]
+    total = sum(norm**2 for norm in result["gradients"].values()) ** 0.5
     assert total == pytest.approx(0.1, rel=1e-3)  # after clipping
-    for name, norm in found["gradients"].items():
+    for name, norm in result["gradients"].items():
         assert float(tensors[f"gradients.{name}"].norm()) == pytest.approx(norm, rel=1e-5)
     assert tensors["outputs"].shape == (200, 10) and tensors["batch.0"].shape == (200, 1, 8, 8)
-    assert found["activations"]["module.layers.4"] == pytest.approx(float(tensors["outputs"].norm()), rel=1e-5)
-    changes = {(change["algorithm"], change["event"]) for change in found["algorithms"]}
+    assert result["activations"]["module.layers.4"] == pytest.approx(float(tensors["outputs"].norm()), rel=1e-5)
+    changes = {(change["algorithm"], change["event"]) for change in result["algorithms"]}
     assert changes >= {("batch_augment", "AFTER_DATALOADER"), ("gradient_clipping", "AFTER_TRAIN_BATCH")}
 
 
@@ -122,10 +118,10 @@ def test_only_samples_that_selective_backprop_keeps_are_listed(tmp_path: Path, r
     keep = ("algorithms.selective_backprop.start=0", "algorithms.selective_backprop.interrupt=0")
     plain = "algorithms=[selective_backprop]"
     run_here(*SMALL, *QUIET, RUN, plain, *keep, code=0)
-    found = replay(run_here, "run", 2, "--picture=")
-    kept = [sample["index"] for sample in found["samples"]]
+    result = replay(run_here, "run", 2, "--picture=")
+    kept = [sample["index"] for sample in result["samples"]]
     assert len(kept) == 100 and kept == [index for index in indices(2) if index in kept]
-    assert found["equal"] is True
+    assert result["equal"] is True
 
 
 @pytest.mark.slow
@@ -135,8 +131,8 @@ def test_each_batch_is_replayed_with_the_config_of_its_session(tmp_path: Path, r
     assert Record.of_batch(tmp_path / "run", 12) == Record(tmp_path / "run/sessions/1")
     assert Record.of_batch(tmp_path / "run", 13) == Record(tmp_path / "run")
     for batch, before in ((11, 8), (12, 8), (13, 12), (18, 16)):
-        found = replay(run_here, "run", batch, "--picture=")
-        assert (found["equal"], found["from_batch"]) == (True, before)
+        result = replay(run_here, "run", batch, "--picture=")
+        assert (result["equal"], result["from_batch"]) == (True, before)
 
 
 @pytest.mark.slow
@@ -223,8 +219,8 @@ def test_a_run_of_two_ranks_is_replayed_on_two_ranks_or_one(tmp_path: Path, run_
 
 def test_a_replay_with_another_learning_rate_is_reported_as_different(tmp_path: Path, run_here: Any, finished: Path):
     shutil.copytree(finished, tmp_path / "run")
-    found = replay(run_here, "run", 6, "optimizer.lr=0.3", "--picture=")
-    assert found["equal"] is False
+    result = replay(run_here, "run", 6, "optimizer.lr=0.3", "--picture=")
+    assert result["equal"] is False
     (tmp_path / "run" / "digests.jsonl").unlink()
     assert replay(run_here, "run", 6, "--picture=")["equal"] is None
 
@@ -233,10 +229,10 @@ def test_a_loss_that_vmap_cannot_run_is_measured_sample_by_sample(tmp_path: Path
     (tmp_path / "own.py").write_text(OWN)
     model = ("model._target_=own.Reads", "~model.module", "~model.num_classes")
     run_here(*SMALL, *QUIET, SAVES, RUN, *model, code=0)
-    found = replay(run_here, "run", 6, "--picture=")
-    assert found["equal"] is True
-    losses = [sample["loss"] for sample in found["samples"]]
-    assert sum(losses) / 200 == pytest.approx(found["loss"], rel=1e-5)
+    result = replay(run_here, "run", 6, "--picture=")
+    assert result["equal"] is True
+    losses = [sample["loss"] for sample in result["samples"]]
+    assert sum(losses) / 200 == pytest.approx(result["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

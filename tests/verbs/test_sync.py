@@ -79,8 +79,8 @@ def test_an_unreachable_server_is_exit_code_1(tmp_path: Path, run_app: Any, free
     ],
 )
 def test_a_folder_with_nothing_to_send_is_refused_in_one_message(
-    tmp_path: Path, run_app: Any, arguments: tuple[str, ...], part: str
+    tmp_path: Path, run_here: Any, arguments: tuple[str, ...], part: str
 ):
-    error = run_app("sync", *arguments, exit_code=2).stderr
+    error = run_here("sync", *arguments, code=2).err
     assert part in error and error.count("error: ") == 1 and len(error.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == []

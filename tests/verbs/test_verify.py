@@ -20,12 +20,8 @@ from runner.records.run_files import unpacked
 from runner.verbs.verify import check, compare
 
 KEPT = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
-SMALL = (
-    "model=mlp",
-    "data.batch_size=200",
-    "trainer.max_duration=3ep",
-    "callbacks.checkpoint_saver.keep=-1",
-)  # 18 batches
+# 18 batches
+SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")
 OWN = '''
 """Code of a user."""
 import torch

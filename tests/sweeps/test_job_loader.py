@@ -1,4 +1,4 @@
-"""The configs of a sweep's jobs are those that Hydra composes, and are composed once if only values differ."""
+"""The configs of a sweep's jobs equal those that Hydra composes, and Hydra composes once if only values differ."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def loader() -> Iterator[JobLoader]:
 
 @pytest.fixture
 def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The overrides of each config that Hydra composes."""
-    found: list[Any] = []
+    """A list to which the overrides of each config that Hydra composes are added."""
+    composed: list[Any] = []
     load = JobLoader.load_configuration
 
-    def count(*given: Any, **named: Any) -> Any:
-        found.append(named["overrides"])
-        return load(*given, **named)
+    def record(*arguments: Any, **options: Any) -> Any:
+        composed.append(options["overrides"])
+        return load(*arguments, **options)
 
-    monkeypatch.setattr(JobLoader, "load_configuration", count)
-    return found
+    monkeypatch.setattr(JobLoader, "load_configuration", record)
+    return composed
 
 
-def whole(loader: JobLoader, overrides: list[str], number: int) -> tuple[Any, Any]:
-    """The config of a job as Hydra's launcher and as the check before the first job see it."""
+def load_job(loader: JobLoader, overrides: list[str], number: int) -> tuple[Any, Any]:
+    """Return the config of a job for Hydra's launcher, and that for the check before the first job."""
     plain = loader.plain(overrides, number)
     config = loader.load_sweep_config(loader._master, overrides)
     with open_dict(config):  # as launchers do
@@ -74,32 +74,32 @@ def whole(loader: JobLoader, overrides: list[str], number: int) -> tuple[Any, An
 def test_jobs_have_the_configs_that_hydra_composes(
     jobs: list[list[str]], times: int, loader: JobLoader, composed: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
-    jobs = [[*job, *(one for one in SHARED[2:] if not job[0].startswith("model="))] for job in jobs]
-    found = [whole(loader, job, number) for number, job in enumerate(jobs)]
+    jobs = [job if job[0].startswith("model=") else [*job, "model=mlp"] for job in jobs]
+    configs = [load_job(loader, job, number) for number, job in enumerate(jobs)]
     assert len(composed) == times
-    again = [whole(loader, job, number) for number, job in reversed([*enumerate(jobs)])]
-    assert len(composed) == times and again[::-1] == found
+    again = [load_job(loader, job, number) for number, job in reversed([*enumerate(jobs)])]
+    assert len(composed) == times and again[::-1] == configs
     monkeypatch.setenv("RUNNER_PUBLIC_ONLY", "composing")
-    assert [whole(loader, job, number) for number, job in enumerate(jobs)] == found
+    assert [load_job(loader, job, number) for number, job in enumerate(jobs)] == configs
     assert len(composed) == times + 2 * len(jobs)
 
 
-def test_hydra_says_what_is_wrong_with_a_job(loader: JobLoader):
+def test_a_wrong_key_raises_the_error_of_hydra(loader: JobLoader):
     loader.plain(["seed=0", "model=mlp"], 0)
     with pytest.raises(ConfigCompositionException, match="Could not override 'sed'"):
         loader.plain(["sed=1", "model=mlp"], 1)
     assert loader.plain(["seed=2", "model=mlp"], 2)[0]["seed"] == 2
 
 
-def test_a_loader_travels_to_other_processes_without_the_configs(loader: JobLoader, composed: list[Any]):
+def test_a_pickled_loader_contains_no_composed_configs(loader: JobLoader, composed: list[Any]):
     empty = len(cloudpickle.dumps(loader))
     loader.plain(["seed=0"], 0)
     assert len(cloudpickle.dumps(loader)) == empty
-    there = cloudpickle.loads(cloudpickle.dumps(loader))
-    assert there.load_sweep_config(loader._master, ["seed=1"]).seed == 1
+    copy = cloudpickle.loads(cloudpickle.dumps(loader))
+    assert copy.load_sweep_config(loader._master, ["seed=1"]).seed == 1
 
 
-def test_a_sweep_composes_once_what_its_jobs_share(run_here: Any, composed: list[Any]):
+def test_a_sweep_over_seeds_composes_once(run_here: Any, composed: list[Any]):
     run_here("-m", "seed=0,1,2,3", "model=mlp", "callbacks=none", "trainer.max_duration=1ba", code=0)
     (job,) = composed
     assert job[1:] == ["seed=0", "model=mlp", "callbacks=none", "trainer.max_duration=1ba"]

@@ -1,4 +1,4 @@
-"""How jobs and values are named."""
+"""Names of jobs, and short forms of keys and values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from runner.sweeps.names import describe, name_job, short_names, show_value
 
 
-def test_keys_are_shown_as_short_as_they_differ():
+def test_keys_are_as_short_as_possible_and_unique():
     assert short_names(["optimizer.lr", "seed"]) == {"optimizer.lr": "lr", "seed": "seed"}
     keys = ["optimizer.lr", "model.lr", "lr", "+a.optimizer.lr"]
     assert [*short_names(keys).values()] == ["optimizer.lr", "model.lr", "lr", "a.optimizer.lr"]
@@ -29,20 +29,20 @@ def test_keys_are_shown_as_short_as_they_differ():
         ([], "mlp-digits"),
     ],
 )
-def test_a_job_is_named_by_what_differs_and_then_by_what_is_fixed(overrides: list[str], name: str):
+def test_a_job_is_named_after_its_values_then_model_and_data(overrides: list[str], name: str):
     choices = {"model": "mlp", "data": "digits"}
     assert name_job(overrides, None, ["data.batch_size"], choices) == name
     assert name_job([*overrides, "data.batch_size=3"], None, ["data.batch_size"], choices, number=2) == f"{name}-2"
 
 
-def test_a_name_that_was_typed_stands_for_model_and_data():
+def test_a_typed_name_replaces_model_and_data():
     choices = {"model": "mlp", "data": "digits"}
     assert name_job(["seed=1"], "mine", [], choices) == "seed1-mine"
     assert name_job(["run_name=mine", "seed=1"], "mine", [], choices) == "mine-seed1"
     assert name_job(["seed=1"], None, [], {}) == "seed1-own-model-own-data"
 
 
-def test_a_long_name_is_cut_and_still_its_own():
+def test_a_long_name_is_cut_and_stays_unique():
     def name(letter: str) -> str:
         return name_job([f"+note={'x' * 200}{letter}"], None, [], {"data": "digits"})
 
@@ -62,9 +62,9 @@ def test_a_long_name_is_cut_and_still_its_own():
         (7, "7"),
     ],
 )
-def test_values_are_shown_as_typed(value: Any, shown: str):
+def test_values_are_short_and_printable(value: Any, shown: str):
     assert show_value(value) == shown
 
 
-def test_a_job_is_described_by_its_values_in_the_order_of_their_keys():
+def test_a_job_is_described_by_its_values_sorted_by_key():
     assert describe({"seed": 1, "optimizer.lr": 0.1, "model": "mlp"}) == "model=mlp lr=0.1 seed=1"

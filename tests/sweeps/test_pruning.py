@@ -1,4 +1,4 @@
-"""Sweeps whose jobs are pruned and revived, as commands."""
+"""Commands that prune and revive the jobs of sweeps; a revived job equals one that was never pruned."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from runner.callbacks._pruning_study import JOURNAL
 from runner.records.result import Result, read_result
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=4ep")  # 12 batches
-QUIET = (
-    *SHORT,
-    "objective=eval/loss",
-    "callbacks=[checkpoint_saver,state_digest]",
-    "callbacks.state_digest.interval=1ba",
-)
+DIGESTS = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
+QUIET = (*SHORT, "objective=eval/loss", *DIGESTS)
 PRUNED = (*QUIET, "+callbacks=sweep_pruner", "callbacks.sweep_pruner.pruner=successive_halving")
-RATES = "optimizer.lr=0.5,0.001,0.0001"  # the first is the best, and the others are worse from the first epoch on
+RATES = "optimizer.lr=0.5,0.001,0.0001"  # the first is the best from the first epoch on
 
 
 def result_of(sweep: Path, lr: str) -> Result:
@@ -36,18 +32,17 @@ def weights(run: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path: Path, run_here: Any):
+def test_a_revived_job_is_bit_identical_to_one_that_was_never_pruned(tmp_path: Path, run_here: Any):
     assert run_here("-m", RATES, *QUIET, "hydra.sweep.dir=full").code == 0
-    done = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", code=0)
-    assert "1 finished, 2 pruned" in done.out and done.err == ""
+    finished = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", code=0)
+    assert "1 finished, 2 pruned" in finished.out and finished.err == ""
     pruned, full = tmp_path / "pruned", tmp_path / "full"
-    assert statuses(pruned) == dict(
-        zip([f"lr{lr}-mlp-digits" for lr in ("0.5", "0.001", "0.0001")], ["FINISHED", "PRUNED", "PRUNED"], strict=True)
-    )
-    early = result_of(pruned, "0.001")
-    assert early.reported == [early.objective] and early.objective != result_of(full, "0.001").objective
+    expected = {"0.5": "FINISHED", "0.001": "PRUNED", "0.0001": "PRUNED"}
+    assert statuses(pruned) == {f"lr{lr}-mlp-digits": status for lr, status in expected.items()}
+    before = result_of(pruned, "0.001")
+    assert before.reported == [before.objective] and before.objective != result_of(full, "0.001").objective
     manifest = json.loads((pruned / "lr0.001-mlp-digits/checkpoints/latest/manifest.json").read_text())
-    assert manifest["timestamp"]["batch"] == 3  # of the first epoch, whose evaluation decided
+    assert manifest["timestamp"]["batch"] == 3  # pruned after the evaluation of the first epoch
     assert "lr0.001-mlp-digits,0.001," in (pruned / "jobs.csv").read_text()
 
     again = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", code=0)  # trains nothing
@@ -55,19 +50,19 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
 
     command = ("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", "--revive=lr0.001-mlp-digits")
     assert "2 finished, 1 pruned" in run_here(*command, code=0).out
-    run_here("resume", "pruned/lr0.0001-mlp-digits", code=0)  # by itself
+    run_here("resume", "pruned/lr0.0001-mlp-digits", code=0)  # as a single run
     for lr in ("0.001", "0.0001"):
         name = f"lr{lr}-mlp-digits"
-        found = first_difference(pruned / name, full / name)
-        assert found.batch is None and found.agreed == 12
+        difference = first_difference(pruned / name, full / name)
+        assert difference.batch is None and difference.agreed == 12
         assert result_of(pruned, lr).metrics == result_of(full, lr).metrics
         assert result_of(pruned, lr).status == "FINISHED"
         assert weights(pruned / name) == weights(full / name)
-    assert result_of(pruned, "0.001").reported == early.reported  # what a seeded search gets again
+    assert result_of(pruned, "0.001").reported == before.reported  # a rerun of a seeded search gets these again
 
 
 @pytest.mark.slow
-def test_wrong_commands_say_what_to_write(tmp_path: Path, run_here: Any):
+def test_wrong_pruning_commands_are_refused(tmp_path: Path, run_here: Any):
     single = run_here(*PRUNED, code=2)
     assert "callbacks.sweep_pruner: compares the jobs of a sweep; add -m" in single.err
     assert "--revive='all': is for rerunning a sweep with -m" in run_here(*QUIET, "--revive", "all", code=2).err
@@ -77,10 +72,10 @@ def test_wrong_commands_say_what_to_write(tmp_path: Path, run_here: Any):
     assert "several objectives; name one of them, such as eval/loss" in several.err
     folds = run_here("-m", "sweep=folds", "folds.count=2", *PRUNED, "callbacks.sweep_pruner.pruner=wilcoxon", code=2)
     assert "folds cannot replace seeds" in folds.err
-    assert run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba").code == 0
-    unknown = run_here(
-        "-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba", "--revive=lr0.6", code=2
-    )
+
+    short = ("-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba")
+    run_here(*short, code=0)
+    unknown = run_here(*short, "--revive=lr0.6", code=2)
     assert unknown.out == ""
     assert "--revive='lr0.6': this sweep has no such job; allowed: all, lr0.0001-mlp" in unknown.err
 
@@ -102,43 +97,42 @@ class Killer(Callback):
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_in_the_middle_of_a_decision_goes_on(tmp_path: Path, run_app: Any):
+def test_a_sweep_killed_during_a_pruning_decision_continues(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
     command = ("-m", RATES, *PRUNED, "+callbacks.own._target_=own.Killer")
     run_app(*command, exit_code=-signal.SIGKILL)
     (sweep,) = sweeps(tmp_path)
     assert statuses(sweep) == {"lr0.5-mlp-digits": "FINISHED", "lr0.001-mlp-digits": "RUNNING"}
-    done = run_app(*command)
-    assert "skipped: it has already ended" in done.stdout
+    assert "skipped: it has already ended" in run_app(*command).stdout
     assert [result_of(sweep, lr).status for lr in ("0.5", "0.001", "0.0001")][::2] == ["FINISHED", "PRUNED"]
-    assert (sweep / JOURNAL).read_text().count('"job"') == 3  # each job kept its trial
+    assert (sweep / JOURNAL).read_text().count('"job"') == 3  # each job has the trial of its first command
 
 
 @pytest.mark.slow
-def test_two_ranks_stop_at_one_batch_and_are_revived_to_the_bit(tmp_path: Path, run_app: Any):
-    two = ("launch.nproc_per_node=2", "optimizer.lr=0.5,0.001")
-    run_app("-m", *two, *QUIET, "hydra.sweep.dir=full")
-    assert "1 finished, 1 pruned" in run_app("-m", *two, *PRUNED, "hydra.sweep.dir=pruned").stdout
-    assert "2 finished" in run_app("-m", *two, *PRUNED, "hydra.sweep.dir=pruned", "--revive=all").stdout
+def test_two_ranks_are_pruned_together_and_revived_bit_for_bit(tmp_path: Path, run_app: Any):
+    two_ranks = ("launch.nproc_per_node=2", "optimizer.lr=0.5,0.001")
+    run_app("-m", *two_ranks, *QUIET, "hydra.sweep.dir=full")
+    assert "1 finished, 1 pruned" in run_app("-m", *two_ranks, *PRUNED, "hydra.sweep.dir=pruned").stdout
+    assert "2 finished" in run_app("-m", *two_ranks, *PRUNED, "hydra.sweep.dir=pruned", "--revive=all").stdout
     name = "lr0.001-mlp-digits"
-    found = first_difference(tmp_path / "pruned" / name, tmp_path / "full" / name)
-    assert found.batch is None and found.agreed == 12
+    difference = first_difference(tmp_path / "pruned" / name, tmp_path / "full" / name)
+    assert difference.batch is None and difference.agreed == 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher", [("joblib", "hydra.launcher.n_jobs=2"), ("submitit_local",)], ids=["joblib", "submitit"]
 )
-def test_jobs_in_several_processes_are_compared(tmp_path: Path, run_app: Any, launcher: tuple[str, ...]):
+def test_jobs_in_several_processes_are_pruned(tmp_path: Path, run_app: Any, launcher: tuple[str, ...]):
     rates = "optimizer.lr=0.5,0.001,0.0001,0.00001,0.000001,0.0000001"
-    done = run_app("-m", rates, *PRUNED, f"hydra/launcher={launcher[0]}", *launcher[1:])
+    output = run_app("-m", rates, *PRUNED, f"hydra/launcher={launcher[0]}", *launcher[1:]).stdout
     (sweep,) = sweeps(tmp_path)
-    assert "PRUNED" in statuses(sweep).values() and statuses(sweep)["lr0.5-mlp-digits"] == "FINISHED", done.stdout
+    assert "PRUNED" in statuses(sweep).values() and statuses(sweep)["lr0.5-mlp-digits"] == "FINISHED", output
     assert (sweep / JOURNAL).read_text().count('"job"') == 6
 
 
 @pytest.mark.slow
-def test_a_setting_that_is_worse_with_most_seeds_gets_no_more(tmp_path: Path, run_here: Any):
+def test_wilcoxon_prunes_further_seeds_of_a_worse_setting(tmp_path: Path, run_here: Any):
     wilcoxon = ("callbacks.sweep_pruner.pruner=wilcoxon", "trainer.max_duration=2ba", "trainer.eval_interval=2ba")
     command = ("-m", "seed=0,1,2,3,4,5", "optimizer.lr=0.5,0.0001", *PRUNED, *wilcoxon)
     assert "10 finished, 2 pruned" in run_here(*command, "objective=eval/loss", code=0).out

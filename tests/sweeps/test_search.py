@@ -27,33 +27,34 @@ def folder(tmp_path: Path) -> Path:
 
 
 def setting(lr: float, decay: float, **objectives: float) -> Setting:
+    """Return a setting of one job with these objectives."""
     first, *_ = objectives.values()
-    found = result(first, f"optimizer.lr={lr}", f"optimizer.weight_decay={decay}")
-    found.objectives = dict(objectives)
-    found.metrics |= objectives
+    job = result(first, f"optimizer.lr={lr}", f"optimizer.weight_decay={decay}")
+    job.objectives = dict(objectives)
+    job.metrics |= objectives
     values = {"optimizer.lr": lr, "optimizer.weight_decay": decay}
-    return Setting(values, [SweepJob(found, values, first)])
+    return Setting(values, [SweepJob(job, values, first)])
 
 
-def test_the_front_has_what_nothing_beats():
+def test_the_front_has_the_settings_that_no_other_beats():
     settings = [
         setting(0.1, 0.0, loss=1.0, time=9.0),
         setting(0.2, 0.0, loss=2.0, time=3.0),
-        setting(0.3, 0.0, loss=2.0, time=4.0),  # equal in one, and worse in the other
+        setting(0.3, 0.0, loss=2.0, time=4.0),  # worse than the one before: as much loss, more time
         setting(0.4, 0.0, loss=9.0, time=1.0),
         setting(0.5, 0.0, loss=9.5, time=9.5),
-        setting(0.4, 0.1, loss=9.0, time=1.0),  # equal in both: neither beats the other
+        setting(0.4, 0.1, loss=9.0, time=1.0),  # as good as an earlier one, so both are in the front
     ]
-    searched = sweep()
-    searched.directions = ["minimize", "minimize"]
-    objectives = several_objectives(settings, searched)
+    search = sweep()
+    search.directions = ["minimize", "minimize"]
+    objectives = several_objectives(settings, search)
     assert objectives == {"loss": True, "time": True}
-    assert [one.values["optimizer.lr"] for one in find_front(settings, objectives)] == [0.1, 0.2, 0.4, 0.4]
-    upward = {"loss": False, "time": True}
-    assert [one.values["optimizer.lr"] for one in find_front(settings, upward)] == [0.4, 0.5, 0.4]
+    assert [best.values["optimizer.lr"] for best in find_front(settings, objectives)] == [0.1, 0.2, 0.4, 0.4]
+    higher_loss = {"loss": False, "time": True}
+    assert [best.values["optimizer.lr"] for best in find_front(settings, higher_loss)] == [0.4, 0.5, 0.4]
 
 
-def test_the_key_that_decides_is_the_important_one():
+def test_the_key_with_the_largest_effect_is_the_most_important():
     values = [(lr, decay) for lr in (0.01, 0.03, 0.1, 0.3) for decay in (0.1, 0.2, 0.3)]
     settings = [setting(lr, decay, loss=lr**0.5 + 0.001 * decay) for lr, decay in values]
     shares = find_importances(settings)
@@ -62,14 +63,13 @@ def test_the_key_that_decides_is_the_important_one():
 
 
 def test_several_objectives_have_a_front_in_the_report(folder: Path, run_here: Any):
-    done = run_here(*SEARCH, *SEVERAL, "hydra.sweeper.n_trials=3", code=0)
-    said = " ".join(done.out.split())
-    assert " front lr=" in said and "none is better in eval/loss and time" in said
-    (one,) = sweeps(folder)
-    found = [json.loads(path.read_text()) for path in one.glob("*/result.json")]
-    assert all([*each["objectives"]] == ["eval/loss", "time"] and each["objectives"]["time"] > 0 for each in found)
-    assert "Pareto front of eval/loss and time: lr=" in (one / "report.html").read_text()
-    assert "time (lower is better)" in (one / "report.svg").read_text()
+    output = " ".join(run_here(*SEARCH, *SEVERAL, "hydra.sweeper.n_trials=3", code=0).out.split())
+    assert " front lr=" in output and "none is better in eval/loss and time" in output
+    (search,) = sweeps(folder)
+    objectives = [json.loads(path.read_text())["objectives"] for path in search.glob("*/result.json")]
+    assert all([*values] == ["eval/loss", "time"] and values["time"] > 0 for values in objectives)
+    assert "Pareto front of eval/loss and time: lr=" in (search / "report.html").read_text()
+    assert "time (lower is better)" in (search / "report.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_several_objectives_have_a_front_in_the_report(folder: Path, run_here: A
         ("objective=[]", "objective=[]: must be a metric, such as eval/loss, a list of metrics, or null"),
     ],
 )
-def test_a_search_that_cannot_be(folder: Path, run_here: Any, keys: str, message: str):
-    done = run_here(*SEARCH, keys, code=2)
-    assert message in done.err and done.err.count("error: ") == 1
+def test_a_wrong_search_is_refused(folder: Path, run_here: Any, keys: str, message: str):
+    error = run_here(*SEARCH, keys, code=2).err
+    assert message in error and error.count("error: ") == 1
     assert not (folder / "outputs").exists()
 
 
 @pytest.mark.slow
-def test_a_study_in_a_storage_goes_on(folder: Path, run_here: Any):
-    """A job that failed and one that was never asked for are trained, and nothing else."""
+def test_a_stored_study_is_continued(folder: Path, run_here: Any):
+    """The same command trains only the failed job; another sweep with the study tries new values."""
     stored = (*SEARCH, "hydra.sweeper.storage=sqlite:///study.db", "hydra.sweeper.n_trials=4")
     command = (*stored, "hydra.sweep.dir=mine")
     assert run_here(*command, code=0).out.count("/4") == 4
     study = optuna.load_study(study_name=None, storage="sqlite:///study.db")
-    first = [one.params for one in study.trials]
+    first = [trial.params for trial in study.trials]
     assert len(first) == 4 == len({*batches(folder)}) / 6
     last = max((folder / "mine").glob("*/result.json"), key=lambda path: path.stat().st_mtime)
     content = json.loads(last.read_text())
@@ -111,20 +111,20 @@ def test_a_study_in_a_storage_goes_on(folder: Path, run_here: Any):
     assert run_here(*command, code=0).out.count("skipped: it has already ended") == 3
     assert batches(folder) == six(last.parent.name)
     study = optuna.load_study(study_name=None, storage="sqlite:///study.db")
-    assert [one.params for one in study.trials] == [*first, first[-1]]
+    assert [trial.params for trial in study.trials] == [*first, first[-1]]
 
     other = run_here(*stored, "hydra.sweep.dir=other", f"hydra.sweeper.study_name={study.study_name}", code=0)
-    assert "4 finished" in other.out  # another sweep searches the same study further
+    assert "4 finished" in other.out
     trials = optuna.load_study(study_name=None, storage="sqlite:///study.db").trials
-    drawn = [tuple(one.params.values()) for one in trials]
-    assert len(drawn) == 9 and len({*drawn}) == 8  # and draws none of its values again
+    values = [tuple(trial.params.values()) for trial in trials]
+    assert len(values) == 9 and len({*values}) == 8  # the failed job has two trials
 
 
 @pytest.mark.slow
-def test_a_job_of_a_search_is_evaluated_and_trained_on_by_itself(run_here: Any, folder: Path):
+def test_a_job_of_a_search_can_be_evaluated_and_resumed(run_here: Any, folder: Path):
     assert run_here(*SEARCH, "hydra.sweeper.n_trials=1").code == 0
-    (job,) = (one.parent for one in sweeps(folder)[0].glob("*/result.json"))
-    assert run_here("eval", str(job)).code == 0  # though its preset chooses Optuna's sweeper
+    (job,) = (path.parent for path in sweeps(folder)[0].glob("*/result.json"))
+    assert run_here("eval", str(job)).code == 0  # although its preset chooses Optuna's sweeper
     assert run_here("resume", str(job), "trainer.max_duration=8ba").code == 0
-    typed = run_here("resume", str(job), "hydra/sweeper=optuna", code=2)
-    assert "hydra/sweeper=optuna: is for several runs" in typed.err
+    error = run_here("resume", str(job), "hydra/sweeper=optuna", code=2).err
+    assert "hydra/sweeper=optuna: is for several runs" in error

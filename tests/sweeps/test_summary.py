@@ -1,4 +1,4 @@
-"""The summary that a sweep leaves for people and programs when it ends."""
+"""The summary at the end of a sweep: printed, written to files, and passed to destinations."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Receiver(InMemoryLogger):
 
 
 def end(folder: Path, results: list[Result], monkeypatch: pytest.MonkeyPatch) -> tuple[int, SweepSummary]:
-    """End a sweep of jobs with these results in a terminal of 80 columns."""
+    """End a sweep with these results in a terminal of 80 columns, and return its exit code and summary."""
     receiver = Receiver()
-    ended = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
-    for one in results:
-        (folder / one.name).mkdir(parents=True)
-        one.write(folder / one.name)
-        claim(folder, ended.key_of_job(one.overrides), folder / one.name, one.identity)
-    monkeypatch.setattr(sweeps, "current", ended)
+    sweep = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
+    for job in results:
+        (folder / job.name).mkdir(parents=True)
+        job.write(folder / job.name)
+        claim(folder, sweep.key_of_job(job.overrides), folder / job.name, job.identity)
+    monkeypatch.setattr(sweeps, "current", sweep)
     monkeypatch.setattr("runner.sweeps.summary.make_console", lambda _: type("Console", (), {"width": 80}))
     return end_sweep(), receiver.summary
 
 
-def test_the_best_is_a_setting_in_what_is_printed_and_written_and_handed_on(
+def test_the_best_setting_is_printed_written_and_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,7 @@ def test_the_best_is_a_setting_in_what_is_printed_and_written_and_handed_on(
         assert [row["lr"] for row in csv.DictReader(file)] == ["0.01", "10.0", "0.1", "1.0"]
     content = json.loads((tmp_path / "sweep" / "results.json").read_text())
     assert content["objective"] == "eval/acc" and content["lower_is_better"] is False
-    assert [one["verdict"] for one in content["settings"]] == ["leads", "tied", "", ""]
+    assert [setting["verdict"] for setting in content["settings"]] == ["leads", "tied", "", ""]
     assert content["settings"][0]["values"] == {"optimizer.lr": 0.01}
     assert [(job["seed"], job["objective"]) for job in content["settings"][2]["jobs"]] == [(0, 0.9), (1, None)]
     assert [job["status"] for job in content["settings"][3]["jobs"]] == ["FAILED", "FINISHED"]
@@ -85,21 +85,21 @@ def test_an_error_of_many_jobs_is_printed_once(
         for seed in range(3)
     ]
     code, summary = end(tmp_path / "sweep", results, monkeypatch)
-    written = capsys.readouterr()
+    printed = capsys.readouterr()
     assert code == 1 and summary.best == {}
-    assert written.err == f"seed0 and 2 more: FAILED, see sweep/seed0/console.log\n{error}"
-    assert not (tmp_path / "sweep" / "report.html").exists() and "best" not in written.out
+    assert printed.err == f"seed0 and 2 more: FAILED, see sweep/seed0/console.log\n{error}"
+    assert not (tmp_path / "sweep" / "report.html").exists() and "best" not in printed.out
 
 
-def test_one_run_each_is_said_to_be_one(
+def test_settings_with_one_run_each_get_advice_to_add_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    finished = [one for one in GRID if one.overrides[1] == "seed=0" and one.status == "FINISHED"]
-    results = [replace(one, overrides=[one.overrides[0]]) for one in finished]
+    finished = [job for job in GRID if job.overrides[1] == "seed=0" and job.status == "FINISHED"]
+    results = [replace(job, overrides=[job.overrides[0]]) for job in finished]
     end(tmp_path / "sweep", results, monkeypatch)
     assert "one run each: add sweep=seeds" in capsys.readouterr().out
 
 
-def test_a_table_has_no_blanks_at_its_ends_and_no_empty_column():
+def test_printed_tables_have_no_trailing_blanks_or_empty_columns():
     lines = align(["name", "value", "empty", "text"], [["a", 0.123456, None, "long text"], ["bcdef", None, "", ""]])
     assert lines == ["name    value  text", "a      0.1235  long text", "bcdef       -"]

@@ -1,4 +1,4 @@
-"""Sweeps that a signal ends: no job is lost, and rerunning the command does what is missing."""
+"""Sweeps that are ended by a signal: no job is lost, and the same command trains the missing batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_after_kill_9_only_what_is_missing_is_trained_in_the_same_runs(folder: Path, run_app: Any):
+def test_after_sigkill_only_missing_batches_are_trained_in_the_same_runs(folder: Path, run_app: Any):
     command = ("-m", "seed=0,1,2", "+callbacks.own.ends=SIGKILL", "callbacks.mlflow_logger.nested=true", *LOGGED)
     run_app(*command, exit_code=-signal.SIGKILL)
     (sweep,) = sweeps(folder)
@@ -61,11 +60,10 @@ def test_after_kill_9_only_what_is_missing_is_trained_in_the_same_runs(folder: P
     assert artifacts == {"settings.csv", "jobs.csv", "results.json", "report.html", "report.svg", "report.png"}
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds; the test fails if the process ends before."""
+    wait_until(lambda: process.poll() is not None or condition())
+    assert process.poll() is None, process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seco
     ],
     ids=["SIGINT-basic", "SIGTERM-joblib", "SIGTERM-submitit"],
 )
-def test_a_signal_ends_a_sweep_with_checkpoints_and_it_goes_on_from_them(
+def test_a_signal_ends_a_sweep_that_continues_from_its_checkpoints(
     folder: Path, number: int, launcher: tuple[str, ...]
 ):
     program = """
@@ -104,30 +102,30 @@ os._exit(code)
                 os.killpg(leader.pid, signal.SIGKILL)
     out, err = ((folder / name).read_text() for name in streams)
     assert leader.returncode == 128 + number, err
-    assert " killed" in out and f"leader {128 + number} {not launcher}" in out  # it only waits, without torch
+    # With a launcher, the leader only waits, without torch.
+    assert " killed" in out and f"leader {128 + number} {not launcher}" in out
     (sweep,) = sweeps(folder)
     names = [f"seed{seed}-mlp-digits" for seed in range(3)]
     assert "KILLED" in statuses(sweep).values() and "RUNNING" not in statuses(sweep).values()
     (folder / "interrupted").touch()
     run_python(command, cwd=folder, check=True)
-    assert sorted(batches(folder)) == sorted(six(*names))  # each batch once
+    assert sorted(batches(folder)) == sorted(six(*names))  # no batch is trained twice
     assert statuses(sweep) == dict.fromkeys(names, "FINISHED")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("taken_up", [False, True])
-def test_a_signal_that_comes_while_jobs_start_ends_them_too(folder: Path, run_here: Any, taken_up: bool):
-    """The sweep cannot find them by their locks yet, so each notices by itself that the sweep was stopped."""
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_a_signal_ends_jobs_that_are_starting(folder: Path, run_here: Any, is_continued: bool):
+    """The sweep cannot find these jobs by their locks yet, so each job checks whether the sweep was stopped."""
     command = ("-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUIET)
-    if taken_up:
+    if is_continued:
         assert run_here("-m", "seed=0,1", "+callbacks.own.ends=error", *QUIET).code == 1
         command = (*command, "+callbacks.own.ends=error")
         batches(folder)
     (folder / "own.py").write_text(LATE + OWN)
-    begin = [sys.executable, "-m", "runner", *command]
-    with subprocess.Popen(
-        begin, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as leader:
+    program = [sys.executable, "-m", "runner", *command]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(program, cwd=folder, **streams, text=True, start_new_session=True) as leader:
         try:
             wait_for(lambda: len([*folder.glob("late-*")]) == 2, leader)
             leader.send_signal(signal.SIGTERM)

@@ -10,9 +10,10 @@ from runner.sweeps.decide.contenders import as_sweep, find_contenders
 
 
 def contenders(*typed: str) -> list[str]:
+    """Return the names of the settings that a `decide` command compares."""
     command = as_sweep(parse(["decide", *typed]))
     overrides = [argument for argument in command.overrides if not argument.startswith(("-", "hydra/"))]
-    return [each.name for each in find_contenders(command, [*map(parse_override, overrides)])]
+    return [contender.name for contender in find_contenders(command, [*map(parse_override, overrides)])]
 
 
 @pytest.mark.parametrize(
@@ -43,12 +44,12 @@ def test_settings_are_typed_as_in_a_sweep_or_in_quotes(typed: list[str], names: 
         (["nowhere", "x=1 y=1"], "must be a folder of runs, or overrides"),
     ],
 )
-def test_a_command_without_settings_to_compare_is_one_message(typed: list[str], message: str):
+def test_a_command_without_settings_to_compare_is_refused(typed: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         contenders(*typed)
 
 
-def test_other_verbs_are_left_alone():
+def test_commands_of_other_verbs_are_unchanged():
     command = parse(["model=mlp", "seed=1"])
     assert as_sweep(command) is command
     assert isinstance(command, Command)

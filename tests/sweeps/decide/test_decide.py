@@ -1,4 +1,4 @@
-"""`runner decide` as a user types it: an answer, a sweep, the same again after a kill, and one message if wrong."""
+"""Commands of `runner decide`: the answer, the sweep, continuing after a kill, and wrong commands."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from sweep_runs import OWN, batches, statuses, sweeps
 
 BATCHES = 5
 SHORT = (
-    "model=mlp",
-    "objective=eval/loss",
-    "data.batch_size=300",
-    "data.eval_batch_size=300",
-    "scheduler=none",
-    f"trainer.max_duration={BATCHES}ba",
+    *("model=mlp", "objective=eval/loss", "scheduler=none"),
+    *("data.batch_size=300", "data.eval_batch_size=300", f"trainer.max_duration={BATCHES}ba"),
 )
 QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
 
@@ -30,17 +26,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def decision(folder: Path) -> dict[str, Any]:
-    """The decision in the results of the only sweep."""
+    """Return the decision in the results of the only sweep."""
     (sweep,) = sweeps(folder)
     return json.loads((sweep / "results.json").read_text())["decision"]
 
 
-def test_a_setting_that_cannot_learn_is_worse_after_six_seeds_and_the_same_command_trains_nothing(
-    run_here: Any, folder: Path
-):
+def test_a_learning_rate_of_0_is_worse_after_six_seeds_and_a_rerun_trains_nothing(run_here: Any, folder: Path):
     command = ("decide", "optimizer.lr=0.3,0.0", *QUIET)
-    done = run_here(*command, code=0)
-    assert "6 seeds  B " in done.out and "decision  B is worse than A, after 6 seeds" in done.out
+    finished = run_here(*command, code=0)
+    assert "6 seeds  B " in finished.out and "decision  B is worse than A, after 6 seeds" in finished.out
     result = decision(folder)
     assert (result["is_decided"], result["seeds"], len(batches(folder))) == (True, 6, 12 * BATCHES)
     (comparison,) = result["comparisons"]
@@ -50,8 +44,8 @@ def test_a_setting_that_cannot_learn_is_worse_after_six_seeds_and_the_same_comma
     assert comparison["difference"] == pytest.approx(mean)
     (sweep,) = sweeps(folder)
     assert {"decision.csv", "decision.svg", "report.html"} <= {path.name for path in sweep.iterdir()}
-    beginning, _, section = (sweep / "report.html").read_text().partition("<h2>Decision</h2>")
-    assert "B is worse than A, after 6 seeds" in beginning and "after 6 seeds" not in section
+    start, _, section = (sweep / "report.html").read_text().partition("<h2>Decision</h2>")
+    assert "B is worse than A, after 6 seeds" in start and "after 6 seeds" not in section
     assert "B minus A: +" in section and "with a probability of" in section
 
     again = run_here(*command, "--json", code=0)
@@ -60,15 +54,15 @@ def test_a_setting_that_cannot_learn_is_worse_after_six_seeds_and_the_same_comma
 
 
 @pytest.mark.slow
-def test_a_setting_that_changes_nothing_is_equal_within_a_margin(run_here: Any, folder: Path):
+def test_settings_with_equal_results_are_equal_within_a_margin(run_here: Any, folder: Path):
     settings = ("+vars.order=1 optimizer.lr=0.1", "+vars.order=2 optimizer.lr=0.1")
-    done = run_here("decide", *settings, "--margin", "0.01", *QUIET, code=0)
-    assert "B is equal to A, after 5 seeds" in done.out
+    finished = run_here("decide", *settings, "--margin", "0.01", *QUIET, code=0)
+    assert "B is equal to A, after 5 seeds" in finished.out
     assert decision(folder)["comparisons"][0]["difference"] == 0
 
 
 @pytest.mark.slow
-def test_the_seeds_can_be_used_up_and_more_of_them_go_on(run_here: Any, folder: Path):
+def test_an_undecided_comparison_continues_with_more_seeds(run_here: Any, folder: Path):
     command = ("decide", "+vars.order=1,2", *QUIET)
     assert "not decided: B, after 6 seeds" in run_here(*command, "--max-seeds", "6", code=0).out
     batches(folder)
@@ -78,12 +72,12 @@ def test_the_seeds_can_be_used_up_and_more_of_them_go_on(run_here: Any, folder: 
 
 @pytest.mark.slow
 def test_a_campaign_shares_one_error_budget(run_here: Any, folder: Path):
-    done = run_here("decide", "optimizer.lr=0.3,0.0", *QUIET, "--campaign", "mine", code=0)
+    finished = run_here("decide", "optimizer.lr=0.3,0.0", *QUIET, "--campaign", "mine", code=0)
     campaign = json.loads((folder / "outputs/campaigns/mine.json").read_text())
     (comparison,) = campaign["comparisons"].values()
     assert comparison["claim"] == "worse" and comparison["name"] == "optimizer.lr=0.3 | optimizer.lr=0.0"
     assert decision(folder)["comparisons"][0]["p"] <= comparison["level"] < 0.05
-    assert "campaigns/mine.json: p must be at most 0.025" in done.out
+    assert "campaigns/mine.json: p must be at most 0.025" in finished.out
 
 
 @pytest.mark.slow
@@ -91,26 +85,22 @@ def test_runs_of_earlier_sweeps_count_as_seeds_of_their_setting(run_here: Any, f
     for name, lr in (("good", "0.3"), ("bad", "0.0")):
         run_here("-m", f"optimizer.lr={lr}", "seed=0,1,2,3", f"hydra.sweep.dir=outputs/{name}", *QUIET, code=0)
     batches(folder)
-    done = run_here("decide", "outputs/good", "outputs/bad", *QUIET, code=0)
-    assert "decision  B is worse than A, after 6 seeds" in done.out and len(batches(folder)) == 4 * BATCHES
+    finished = run_here("decide", "outputs/good", "outputs/bad", *QUIET, code=0)
+    assert "decision  B is worse than A, after 6 seeds" in finished.out and len(batches(folder)) == 4 * BATCHES
     assert [len(values) for values in decision(folder)["objectives"]] == [6, 6]
     config = folder / "outputs/bad/seed0-mlp-digits/config.yaml"
     config.write_text(f"{config.read_text()}# changed")
-    foreign = run_here("decide", "outputs/good", "outputs/bad", *QUIET)
-    assert foreign.code == 2 and "was made by someone else; type its settings" in foreign.err
+    foreign = run_here("decide", "outputs/good", "outputs/bad", *QUIET, code=2)
+    assert "was made by someone else; type its settings" in foreign.err
 
 
-def test_settings_that_are_evaluated_on_other_data_cannot_be_compared(run_here: Any, folder: Path):
-    done = run_here("decide", "data.test_samples=0,100", *QUIET)
-    assert (
-        done.code == 2
-        and "evaluation differs in its data from that of" in done.err
-        and len(batches(folder)) == 2 * BATCHES
-    )
+def test_settings_with_different_evaluation_data_are_not_compared(run_here: Any, folder: Path):
+    error = run_here("decide", "data.test_samples=0,100", *QUIET, code=2).err
+    assert "evaluation differs in its data from that of" in error and len(batches(folder)) == 2 * BATCHES
 
 
 @pytest.mark.slow
-def test_after_kill_9_a_decision_goes_on_with_what_is_missing(run_app: Any, folder: Path):
+def test_after_sigkill_a_decision_trains_the_missing_batches(run_app: Any, folder: Path):
     command = ("decide", "optimizer.lr=0.3,0.0", *QUIET, "+callbacks.own.ends=SIGKILL")
     run_app(*command, exit_code=-signal.SIGKILL)
     run_app(*command)
@@ -120,7 +110,7 @@ def test_after_kill_9_a_decision_goes_on_with_what_is_missing(run_app: Any, fold
 
 
 @pytest.mark.slow
-def test_with_two_places_two_settings_train_at_once(run_app: Any, folder: Path):
+def test_two_joblib_workers_train_as_many_seeds(run_app: Any, folder: Path):
     run_app("decide", "optimizer.lr=0.3,0.0", *QUIET, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert decision(folder)["seeds"] == 6 and len(batches(folder)) == 12 * BATCHES
 
@@ -138,9 +128,7 @@ def test_with_two_places_two_settings_train_at_once(run_app: Any, folder: Path):
         (("optimizer.lr=0.1,x", "model=mlp", "--campaign", "mine"), "optimizer.lr"),
     ],
 )
-def test_a_wrong_command_is_one_message_and_trains_nothing(
-    run_here: Any, folder: Path, typed: tuple[str, ...], message: str
-):
-    done = run_here("decide", *typed)
-    assert done.code == 2 and message in done.err and done.err.count("error") == 1
+def test_a_wrong_decide_command_trains_nothing(run_here: Any, folder: Path, typed: tuple[str, ...], message: str):
+    error = run_here("decide", *typed, code=2).err
+    assert message in error and error.count("error") == 1
     assert not [*folder.glob("outputs/sweeps/*/*/*")] and not (folder / "outputs/campaigns").exists()

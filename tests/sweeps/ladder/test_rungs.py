@@ -1,4 +1,4 @@
-"""The rungs of a ladder and their law, from results that nobody trained."""
+"""The rungs of a ladder and their law, from made-up results."""
 
 from __future__ import annotations
 
@@ -24,28 +24,36 @@ def job(flop: str, width: int, seed: int, loss: float, lower: bool = True) -> Re
 
 
 def ladder(changed: dict[tuple[str, int, int], float] | None = None, seeds: int = 2, lower: bool = True) -> Ladder:
-    """Width 4 is best at little compute and width 16 at much; the best loss is 2 (C / 1e9)^-0.5."""
+    """Return a ladder whose best loss is 2 (C / 1e9)^-0.5, of width 4 at two small budgets C and of 16 at two large.
+
+    Args:
+        changed: losses that differ, by the texts of budgets, widths and seeds.
+        seeds: the number of seeds.
+        lower: whether lower values of the objective are better.
+    """
     results = []
-    for place, flop in enumerate(FLOPS):
-        for width, best in ((4, place < 2), (16, place >= 2)):
+    for index, flop in enumerate(FLOPS):
+        for width, is_best in ((4, index < 2), (16, index >= 2)):
             for seed in range(seeds):
-                loss: float = 2.0 * float(flop[0]) ** -0.5 * (1.0 if best else 1.2) * (1.01 if seed else 0.99)
+                loss: float = 2.0 * float(flop[0]) ** -0.5 * (1.0 if is_best else 1.2) * (1.01 if seed else 0.99)
                 results.append(job(flop, width, seed, (changed or {}).get((flop, width, seed), loss), lower))
     return make_ladder(group_jobs(rank_jobs(results, sweep())), lower)
 
 
-def test_the_law_is_that_of_the_best_size_of_each_rung_but_the_last():
-    found = ladder({("8e9", 16, 0): 0.99, ("8e9", 16, 1): 1.01, ("8e9", 4, 0): 5.0})
-    assert [rung.flop for rung in found.rungs] == [1e9, 2e9, 4e9, 8e9]
-    assert [rung.best.values["model.module.width"] for rung in found.rungs] == [4, 4, 16, 16]
-    assert found.extrapolation is not None and found.extrapolation.law.exponent == pytest.approx(0.5, abs=1e-3)
-    assert found.extrapolation.predicted == pytest.approx(2 * 8**-0.5, 1e-3)
-    assert found.is_inside is False and "measured 1 +- 0.014: not as predicted" in dict(found.lines())["predicted"]
-    assert found.metrics()["ladder/measured"] == 1.0
+def test_the_law_is_fitted_to_the_best_size_of_all_rungs_but_the_last():
+    surprising = ladder({("8e9", 16, 0): 0.99, ("8e9", 16, 1): 1.01, ("8e9", 4, 0): 5.0})
+    assert [rung.flop for rung in surprising.rungs] == [1e9, 2e9, 4e9, 8e9]
+    assert [rung.best.values["model.module.width"] for rung in surprising.rungs] == [4, 4, 16, 16]
+    assert surprising.extrapolation is not None
+    assert surprising.extrapolation.law.exponent == pytest.approx(0.5, abs=1e-3)
+    assert surprising.extrapolation.predicted == pytest.approx(2 * 8**-0.5, 1e-3)
+    assert surprising.is_inside is False
+    assert "measured 1 +- 0.014: not as predicted" in dict(surprising.lines())["predicted"]
+    assert surprising.metrics()["ladder/measured"] == 1.0
     assert ladder().is_inside is True and ladder().sizes == ["width=4", "width=16"]
 
 
-def test_the_table_has_the_law_beside_the_losses():
+def test_the_table_shows_losses_and_the_law():
     columns, rows = ladder().tabulate()
     assert columns == ["flop", "best size", "eval/loss", "spread", "n", "law", "used"]
     assert [row[-1] for row in rows] == ["to fit"] * 3 + ["held out"]
@@ -60,19 +68,19 @@ def test_the_table_has_the_law_beside_the_losses():
         ({("1e9", 4, 0): -1.0}, "eval/loss is not above 0 everywhere"),
     ],
 )
-def test_why_there_is_no_law_is_said(changed: dict[tuple[str, int, int], float], problem: str):
-    found = ladder(changed)
-    assert found.extrapolation is None and found.problem.startswith(f"no law was fitted: {problem}")
-    assert found.as_json()["law"] is None and found.as_json()["problem"] == found.problem
-    assert found.lines() == [("note", found.problem)] and found.metrics() == {}
-    assert render(draw_ladder(found), "svg")
+def test_a_missing_law_is_explained(changed: dict[tuple[str, int, int], float], problem: str):
+    without_law = ladder(changed)
+    assert without_law.extrapolation is None and without_law.problem.startswith(f"no law was fitted: {problem}")
+    assert without_law.as_json()["law"] is None and without_law.as_json()["problem"] == without_law.problem
+    assert without_law.lines() == [("note", without_law.problem)] and without_law.metrics() == {}
+    assert render(draw_ladder(without_law), "svg")
 
 
-def test_what_grows_with_compute_is_no_loss():
+def test_an_objective_that_should_grow_has_no_law():
     assert "choose a loss, such as objective=eval/loss" in ladder(lower=False).problem
 
 
-def test_what_makes_a_law_doubtful_is_said():
+def test_notes_name_reasons_to_doubt_a_law():
     assert ladder().problem == "width=16, the largest, is best at 8e+09 flop; a larger one may be better"
     small = ladder({("8e9", 4, seed): 0.1 for seed in (0, 1, 2)})
     assert "width=4, the smallest, is best at 8e+09 flop; a smaller one may be better" in small.problem

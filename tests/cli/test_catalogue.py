@@ -1,4 +1,4 @@
-"""Config files are read without composing them."""
+"""Keys, comments and descriptions of config files, read without composing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ optimizer:
 """
 
 
-def test_keys_have_their_comments():
+def test_keys_have_the_comments_above_or_beside_them():
     assert keys_of(TEXT) == [
         Key("optimizer.lr", "0.1", "above"),
         Key("optimizer.betas", "[0.9, 0.95]", "both"),
@@ -36,7 +36,7 @@ def test_keys_have_their_comments():
 def test_a_recipe_is_described_without_its_command(tmp_path: Path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(TEXT)
-    (recipe,) = (one for one in choices(tmp_path) if one.is_own)
+    (recipe,) = (choice for choice in choices(tmp_path) if choice.is_own)
     assert recipe.summary == "Trains mine, e.g. two"
     assert recipe.command == "python -m runner experiment=mine"
     assert recipe.typed == "experiment=mine" and recipe.package == ""
@@ -44,8 +44,8 @@ def test_a_recipe_is_described_without_its_command(tmp_path: Path):
     assert chosen_in("defaults: 3") == chosen_in("[") == {}
 
 
-def test_the_defaults_are_those_of_the_main_config():
-    names = {(one.group, one.name) for one in choices(CONF)}
+def test_the_default_choices_exist():
+    names = {(choice.group, choice.name) for choice in choices(CONF)}
     defaults = {(group, name) for group, chosen in default_choices().items() for name in chosen}
     assert {pair for pair in defaults if not pair[0].startswith("hydra/")} <= names
     assert ("model", "resnet8") in defaults

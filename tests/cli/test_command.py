@@ -1,4 +1,4 @@
-"""Parsing of a typed command: its verb, words, options, and the overrides for Hydra."""
+"""Parsing a command into its verb, words, options, and overrides for Hydra."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from runner.failures.errors import WrongKey
 
 
 def typed(line: str) -> tuple[str, tuple[str, ...], dict[str, Any], tuple[str, ...]]:
-    """The verb, the words, the options that are not as by default, and the overrides."""
+    """Parse a command, and return its verb, its words, the options without default values, and its overrides."""
     command = parse(shlex.split(line))
     assert {*command.options} == {*command.row.defaults}
-    changed = {key: one for key, one in command.options.items() if one != command.row.defaults[key]}
+    changed = {key: value for key, value in command.options.items() if value != command.row.defaults[key]}
     return command.verb, command.words, changed, command.overrides
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("", ("train", (), {}, ())),
         ("model=mlp", ("train", (), {}, ("model=mlp",))),
@@ -35,19 +35,19 @@ def typed(line: str) -> tuple[str, tuple[str, ...], dict[str, Any], tuple[str, .
         ("eval", ("eval", (), {}, ())),
         ("compare A B C seed=1", ("compare", ("A", "B", "C"), {}, ("seed=1",))),
         ("runs", ("runs", (), {}, ())),
-        ("runs 'a<1' b=2 +c", ("runs", ("a<1", "b=2", "+c"), {}, ())),  # it composes nothing, so all are conditions
+        ("runs 'a<1' b=2 +c", ("runs", ("a<1", "b=2", "+c"), {}, ())),  # all are conditions
         ("verdict lr=1 'lr=2 seed=1'", ("verdict", ("lr=1", "lr=2 seed=1"), {}, ())),
         ("export RUN a=b.pt", ("export", ("RUN", "a=b.pt"), {}, ())),
         ("help model=mlp", ("help", ("model=mlp",), {}, ())),
-        ("model=mlp eval", ("train", (), {}, ("model=mlp", "eval"))),  # which Hydra cannot read
+        ("model=mlp eval", ("train", (), {}, ("model=mlp", "eval"))),  # Hydra refuses the word
     ],
 )
-def test_words_follow_a_verb_and_overrides_are_for_hydra(line: str, found: object):
-    assert typed(line) == found
+def test_words_follow_a_verb_and_overrides_are_for_hydra(line: str, expected: object):
+    assert typed(line) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("prove --kills 3", {"kills": 3}),
         ("prove --kills=3 --keep", {"kills": 3, "keep": True}),
@@ -64,14 +64,14 @@ def test_words_follow_a_verb_and_overrides_are_for_hydra(line: str, found: objec
         ("resume RUN --allow-changes 'a[0],b' --allow-changes '[c'", {"allow_changes": ("a[0]", "b", "[c")}),
         ("resume RUN --allow-changes 'a,b[0]'", {"allow_changes": ("a", "b[0]")}),
         ("eval RUN --allow-code --allow-targets a.B", {"allow_code": True, "allow_targets": ("a.B",)}),
-        ("prove --without a --without b,c", {"without": ("a", "b", "c")}),  # in place of those by default
+        ("prove --without a --without b,c", {"without": ("a", "b", "c")}),  # replaces the default
         ("prove --without=", {"without": ()}),
         ("fork RUN 5 --allow-divergence", {"allow_divergence": True}),
         ("-m --revive all --afresh seed=0,1", {"revive": ("all",), "afresh": True}),
     ],
 )
-def test_an_option_has_a_value_of_its_kind(line: str, found: dict[str, Any]):
-    assert typed(line)[2] == found
+def test_options_are_converted_to_their_types(line: str, expected: dict[str, Any]):
+    assert typed(line)[2] == expected
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_option_has_a_value_of_its_kind(line: str, found: dict[str, Any]):
         ("--multirun eval RUN", "eval", ("--multirun",)),
         ("--config-dir mine -m eval RUN", "eval", ("--config-dir", "mine", "-m")),
         ("eval --config-dir=mine RUN", "eval", ("--config-dir=mine",)),
-        ("--config-dir eval prove", "prove", ("--config-dir", "eval")),  # a folder of that name
+        ("--config-dir eval prove", "prove", ("--config-dir", "eval")),  # a folder named eval
         ("--config-dir mine list model", "list", ("--config-dir", "mine")),
         ("list --config-dir=mine model", "list", ("--config-dir=mine",)),
         ("--cfg job model=mlp", "train", ("model=mlp", "--cfg", "job")),
@@ -95,12 +95,12 @@ def test_an_option_has_a_value_of_its_kind(line: str, found: dict[str, Any]):
         ("--multi seed=0,1 --res", "train", ("seed=0,1", "--multirun", "--resolve")),
     ],
 )
-def test_options_of_hydra_may_stand_anywhere(line: str, verb: str, overrides: tuple[str, ...]):
+def test_options_of_hydra_may_be_anywhere(line: str, verb: str, overrides: tuple[str, ...]):
     command = parse(shlex.split(line))
     assert (command.verb, command.overrides) == (verb, overrides)
 
 
-def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
+def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_cannot_be_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -109,10 +109,10 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
     assert typed("compare sweep/lr=0.1 sweep/lr=0.1")[1] == ("sweep/lr=0.1", "sweep/lr=0.1")
     with pytest.raises(ValueError, match="resume: takes RUN, not nothing"):
         parse(["resume", "sweep/lr=0.2"])
-    for path in ("/sweep/lr=0.2", "../lr=0.2", "outputs/lr=0.2", "s3://bucket/lr=0.2"):  # which no key begins with
+    for path in ("/sweep/lr=0.2", "../lr=0.2", "outputs/lr=0.2", "s3://bucket/lr=0.2"):  # no key starts like this
         assert typed(f"resume {path} seed=1") == ("resume", (path,), {}, ("seed=1",))
     (tmp_path / "seed=1").touch()
-    assert typed("train seed=1") == ("train", (), {}, ("seed=1",))  # it takes no word
+    assert typed("train seed=1") == ("train", (), {}, ("seed=1",))  # `train` takes no words
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
         ("help --lr", "--lr: help has no such option; allowed: none", "--lr"),
         ("-lr", "-lr: no such option. Keys are written without dashes; write optimizer.lr=...", ""),
         ("-x=3", "-x=3: no such option. Keys are written without dashes: x=3", ""),
-        ("--config-=mine", "--config-=mine: no such option. ", ""),  # cuts two options short
+        ("--config-=mine", "--config-=mine: no such option. ", ""),  # short for two options
         ("model=mlp --confg", "--confg: no such option. Did you mean --cfg? Keys are written without dashes: ", ""),
         ("-m resume R seed=1,2", "-m: resume takes one experiment at a time; leave out -m", "-m"),
         ("prove --multirun", "-m: prove takes one experiment at a time; leave out -m", "-m"),
@@ -153,7 +153,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
         ("help --cfg job", "--cfg: help composes no config and takes no such option; leave it out", "--cfg"),
     ],
 )
-def test_what_cannot_be_meant_is_one_message(line: str, message: str, key: str):
+def test_a_wrong_command_is_refused_with_a_suggestion(line: str, message: str, key: str):
     with pytest.raises(ValueError) as raised:
         parse(shlex.split(line))
     assert str(raised.value).startswith(message)
@@ -164,31 +164,31 @@ VALUES = {bool: [True], int: [3], float: [0.25], str: ["a=b c", "-x"], list: [("
 
 
 def many_commands(verb: Verb) -> list[Command]:
-    """Commands with each option of a verb, with all of them, and with the words and overrides that it takes."""
+    """Return commands with each option of a verb, with all options, and with words and overrides."""
     count = max(verb.least_words, min(verb.most_words, 2))
     words = ["word 1", "ba2"][:count]
     swept = ["-m"] * verb.can_be_swept
     overrides = ["model=mlp", "~callbacks.x", *swept] if verb.composes else ["--config-dir", "mine"]
-    each = [
+    single = [
         {option.key: value}
         for option in verb.options
         for value in (option.kind if isinstance(option.kind, tuple) else VALUES[option.kind])
     ]
-    together: dict[str, Any] = {key: value for one in each for key, value in one.items()}
+    together: dict[str, Any] = {key: value for options in single for key, value in options.items()}
     return [
         Command.of(verb.name, *words[: verb.least_words]),
         Command.of(verb.name, *words, overrides=overrides),
-        *(Command.of(verb.name, *words, **one) for one in [*each, together]),
+        *(Command.of(verb.name, *words, **options) for options in [*single, together]),
     ]
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
-def test_the_arguments_of_a_command_are_it_again(verb: Verb):
+def test_the_arguments_of_a_command_parse_to_the_same_command(verb: Verb):
     for command in many_commands(verb):
         assert parse(command.arguments) == command
 
 
-def test_so_are_those_of_a_fork_at_several_moments():
+def test_the_arguments_of_a_fork_at_several_batches_parse_to_the_same_command():
     command = parse(["-m", "fork", "RUN", "5,9", "seed=1"])
     assert command.arguments == ["fork", "RUN", "5,9", "seed=1", "-m"] and parse(command.arguments) == command
 
@@ -201,7 +201,7 @@ def test_a_command_names_its_run_and_its_batch():
     assert parse([]) == Command.of("train")
 
 
-def test_python_gives_a_command_its_options():
+def test_a_command_made_in_python_equals_the_parsed_one():
     command = Command.of("eval", "RUN", allow_targets=("a.B",))
     assert command == parse(["eval", "RUN", "--allow-targets", "a.B"])
     with pytest.raises(ValueError, match="evl: no such verb; did you mean 'eval'"):

@@ -1,3 +1,5 @@
+"""Hydra's part of the command line: repeated appends, and the options that are passed on."""
+
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Meanings of the texts of keys; paths and addresses need no second pair of quotes."""
+"""Kinds of keys (path, address, secret...), which their parameters declare; paths need no second pair of quotes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from runner.records.record import Record
 
 
 def kinds(key: str, *arguments: str) -> set[Kind]:
+    """Return the kinds of a key in a command."""
     return kinds_at(key, arguments, chosen(arguments, choices()))
 
 
@@ -23,7 +24,7 @@ def kinds(key: str, *arguments: str) -> set[Kind]:
     ("key", "arguments", "expected"),
     [
         ("data.path", ["data=imagefolder"], {Kind.PATH}),
-        ("data.path", ["data=tar_shards"], {Kind.PATH}),  # a list of them, too
+        ("data.path", ["data=tar_shards"], {Kind.PATH}),  # or a list of paths
         ("data.cache_dir", ["data=tar_shards"], {Kind.PATH}),  # inherited by a dataclass
         ("data.tokenizer", ["data=text_files"], {Kind.HUB_NAME}),
         ("trainer.load_path", [], {Kind.PATH}),
@@ -37,7 +38,7 @@ def kinds(key: str, *arguments: str) -> set[Kind]:
         ("run_name", [], set()),
     ],
 )
-def test_a_key_is_what_its_parameter_declares(key: str, arguments: list[str], expected: set[Kind]):
+def test_a_key_has_the_kind_that_its_parameter_declares(key: str, arguments: list[str], expected: set[Kind]):
     assert kinds(key, *arguments) == expected
 
 
@@ -45,8 +46,8 @@ SHIPPED = [choice for choice in choices() if choice.package and choice.file.is_r
 
 
 @pytest.mark.slow
-def test_source_and_import_agree_about_every_shipped_choice():
-    """A check of someone else's run imports a target, completion only reads its source: both see the same."""
+def test_source_and_import_declare_the_same_kinds_for_all_choices():
+    """A check of another user's run imports targets and completion reads their source, with the same results."""
     declared = 0
     for choice in SHIPPED:
         content = yaml.safe_load(choice.text)
@@ -58,35 +59,35 @@ def test_source_and_import_agree_about_every_shipped_choice():
             assert "not installed" in str(error)
             continue
         for argument in arguments:
-            known = kinds_at(argument.path, [], [choice])
-            assert known == (argument.kinds or set()), argument.path
-            declared += bool(known)
+            from_source = kinds_at(argument.path, [], [choice])
+            assert from_source == (argument.kinds or set()), argument.path
+            declared += bool(from_source)
     assert declared > 25
 
 
 @pytest.mark.parametrize(
     ("value", "quoted"),
     [
-        ("~/data", "'/home/me/data'"),  # as a shell expands it in a word of its own
+        ("~/data", "'/home/me/data'"),  # as a shell expands a separate word
         ("/data/lr=3 (new)", "'/data/lr=3 (new)'"),
         ("/data/größe", "'/data/größe'"),
         ("s3://bucket/x?a=1&b=2#c", "'s3://bucket/x?a=1&b=2#c'"),
-        ("/data/plain-1.5/x", "/data/plain-1.5/x"),  # Hydra reads it as it is
+        ("/data/plain-1.5/x", "/data/plain-1.5/x"),  # Hydra can read it
         ("a b", "a b"),
         ("'/data/a(1)'", "'/data/a(1)'"),
         ("[/data/a,/data/b]", "[/data/a,/data/b]"),
         ("${oc.env:HOME}/(x)", "${oc.env:HOME}/(x)"),
-        ("~/a,/b(1)", "'/home/me/a','/b(1)'"),  # a sweep over two
+        ("~/a,/b(1)", "'/home/me/a','/b(1)'"),  # a sweep over two paths
         ("", ""),
     ],
 )
-def test_a_path_is_quoted_where_hydra_could_not_read_it(value: str, quoted: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_is_quoted_if_hydra_could_not_read_it(value: str, quoted: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     typed = ["data=imagefolder", f"data.path={value}", "run_name=a(b)", "-m"]
     assert with_quotes(typed) == ["data=imagefolder", f"data.path={quoted}", *typed[2:]]
 
 
-def test_without_a_sweep_a_comma_may_be_one_of_a_list():
+def test_without_a_sweep_a_comma_separates_list_items():
     typed = ["data=imagefolder", "data.path=~/a,~/b"]
     assert with_quotes(typed) == typed
 
@@ -96,21 +97,14 @@ def test_an_address_keeps_its_tilde():
     assert with_quotes(typed) == ["callbacks.checkpoint_saver.mirror='~x#y'"]
 
 
-def test_a_path_with_signs_of_hydra_s_grammar_is_typed_as_it_is(tmp_path: Path, run_here: Any):
+def test_a_path_with_characters_of_hydra_grammar_needs_no_quotes(tmp_path: Path, run_here: Any):
     folder = tmp_path / "lr=3 (größe)"
     folder.mkdir()
     (folder / "a.txt").write_text("to be or not to be, " * 200)
     small = ("data.context=8", "data.batch_size=2", "data.eval_batch_size=8", "data.eval_tokens=64", "data.cache=null")
-    typed = (
-        "data=text_files",
-        f"data.path={folder}",
-        *small,
-        "model=gpt",
-        "algorithms=none",
-        "model.module.d_model=16",
-        "model.module.context=8",
-    )
-    run_here(*typed, "trainer.max_duration=2ba", "callbacks=checkpoint_saver", "hydra.run.dir=run=(1)", code=0)
+    model = ("model=gpt", "model.module.d_model=16", "model.module.context=8", "algorithms=none")
+    overrides = ("data=text_files", f"data.path={folder}", *small, *model)
+    run_here(*overrides, "trainer.max_duration=2ba", "callbacks=checkpoint_saver", "hydra.run.dir=run=(1)", code=0)
     assert Record(tmp_path / "run=(1)").config["data"]["path"] == str(folder)
     assert "INFO: data.path" not in run_here("resume", "./run=(1)", "trainer.max_duration=3ba", code=0).err
 
@@ -132,19 +126,19 @@ class Sends(Callback):
 """
 
 
-def test_a_declared_secret_is_used_and_stands_nowhere(tmp_path: Path, run_here: Any):
+def test_a_declared_secret_is_used_but_never_written(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(SENDS)
-    added = ("+callbacks=mlflow_logger", "+callbacks.s._target_=own.Sends", "+callbacks.s.token=s3cret (one)")
+    callbacks = ("+callbacks=mlflow_logger", "+callbacks.s._target_=own.Sends", "+callbacks.s.token=s3cret (one)")
     short = ("model=mlp", "algorithms=none", "trainer.max_duration=2ba", "callbacks=[checkpoint_saver,crash_bundle]")
-    said = [run_here(*short, *added, "hydra.run.dir=run", code=0)]
+    commands = [run_here(*short, *callbacks, "hydra.run.dir=run", code=0)]
     assert "token: '***'" in (tmp_path / "run" / "config.yaml").read_text()
     longer = ("resume", "run", "trainer.max_duration=4ba")
-    said.append(run_here(*longer, code=2))
-    assert "callbacks.s.token='***'" in said[-1].err and "type the full value again" in said[-1].err
-    said.append(run_here(*longer, "callbacks.s.token=s3cret (one)", code=0))
-    assert "token" not in said[-1].err  # not a change
-    said.append(run_here(*short, *added, "+callbacks.s.fails=true", "hydra.run.dir=bad", code=1))
-    assert "refused: ***" in said[-1].err
-    assert not [ended for ended in said if "s3cret" in ended.out + ended.err]
+    commands.append(run_here(*longer, code=2))
+    assert "callbacks.s.token='***'" in commands[-1].err and "type the full value again" in commands[-1].err
+    commands.append(run_here(*longer, "callbacks.s.token=s3cret (one)", code=0))
+    assert "token" not in commands[-1].err  # the same value is not a change
+    commands.append(run_here(*short, *callbacks, "+callbacks.s.fails=true", "hydra.run.dir=bad", code=1))
+    assert "refused: ***" in commands[-1].err
+    assert not [command for command in commands if "s3cret" in command.out + command.err]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [str(path) for path in files if b"s3cret" in path.read_bytes()] == []

@@ -1,4 +1,4 @@
-"""Words of other libraries, and their counterparts here."""
+"""Keys and options of other libraries, and the commands to write instead."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from runner.cli.foreign import _table, about_foreign
 
 
 def keys_of(content: Any, path: str) -> Iterator[str]:
-    """All keys in a config file, in full."""
+    """Yield all keys in a config file, with their full paths."""
     for key, value in content.items() if isinstance(content, dict) else ():
         yield f"{path}.{key}".lstrip(".")
         yield from keys_of(value, f"{path}.{key}")
 
 
 def texts(row: dict[str, Any]) -> Iterator[str]:
+    """Yield all that a row of the table tells users to write."""
     yield from filter(None, [row.get("write"), *row.get("values", {}).values()])
 
 
-def test_what_is_to_be_written_exists():
+def test_suggested_keys_choices_and_verbs_exist():
     known = set(keys_of(yaml.safe_load((CONF / "config.yaml").read_text()), ""))
     for file in CONF.glob("*/*.yaml"):
         known |= set(keys_of(yaml.safe_load(file.read_text()), file.parent.name))
     for row in _table().values():
-        commands = [one.split()[1:] for one in texts(row) if one.startswith("runner ")]
+        commands = [text.split()[1:] for text in texts(row) if text.startswith("runner ")]
         for command in commands:
             assert parse(command).verb == command[0], command
-        others = " ".join(one for one in texts(row) if not one.startswith("runner ")).split()
-        for word in [*others, *(one for command in commands for one in parse(command).overrides)]:
+        overrides = " ".join(text for text in texts(row) if not text.startswith("runner ")).split()
+        for word in [*overrides, *(override for command in commands for override in parse(command).overrides)]:
             key, _, value = word.lstrip("+~").partition("=")
             if not re.match(r"[+~\w]", word) or "<" in word or "torchrun" in word or key == "runner":
                 continue
@@ -48,9 +49,9 @@ def test_what_is_to_be_written_exists():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "advice"),
     [
-        ("model.module.epochs", 3, None),  # of a class of the user's own
+        ("model.module.epochs", 3, None),  # of a class of the user
         ("callbacks.mine.lr", 3, None),
         ("optimizer.momentum", 0.9, None),  # it exists here, but not in this optimizer
         ("epochs", None, "write trainer.max_duration=...ep"),
@@ -61,5 +62,5 @@ def test_what_is_to_be_written_exists():
         ("unknown", 3, None),
     ],
 )
-def test_only_keys_that_must_be_foreign_are_taken_for_it(key: str, value: Any, said: str | None):
-    assert about_foreign(key, value) == said
+def test_only_keys_that_do_not_exist_here_are_foreign(key: str, value: Any, advice: str | None):
+    assert about_foreign(key, value) == advice

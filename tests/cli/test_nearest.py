@@ -1,4 +1,4 @@
-"""The nearest name in a message."""
+"""Messages about unknown names suggest the nearest one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ from runner.cli.nearest import nearest
         ("zzz", [f"name{i}" for i in range(60)], "it has many others"),
     ],
 )
-def test_the_nearest_name_is_offered(name: str, allowed: Sequence[str], phrase: str):
+def test_the_nearest_name_is_suggested(name: str, allowed: Sequence[str], phrase: str):
     assert nearest(name, allowed).startswith(phrase)
     assert "_target_" not in nearest(name, allowed)

@@ -1,4 +1,4 @@
-"""Commands as they are spelled elsewhere: one message, with the command to type."""
+"""Commands in other spellings are refused in one line, with the command to type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from runner.cli.command import parse
 from runner.cli.nearest import advice_in
 
-BEGIN = "a command begins with a verb"
+VERB_FIRST = "a command begins with a verb"
 NO_KEY = "no such key"
 
 
@@ -60,8 +60,8 @@ NO_KEY = "no such key"
         ("mode=chek seed=1", "check seed=1"),
     ],
 )
-def test_a_verb_is_typed_first(line: str, command: str):
-    assert_told(line, BEGIN, command)
+def test_a_verb_written_as_a_key_is_refused(line: str, command: str):
+    assert_refused(line, VERB_FIRST, command)
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,21 @@ def test_a_verb_is_typed_first(line: str, command: str):
         ("compare a b output=json", "compare a b --json"),
     ],
 )
-def test_a_word_or_an_option_is_no_key(line: str, command: str):
-    assert_told(line, NO_KEY, command)
+def test_a_word_or_an_option_written_as_a_key_is_refused(line: str, command: str):
+    assert_refused(line, NO_KEY, command)
 
 
-def assert_told(line: str, why: str, command: str) -> None:
-    """A line is refused with the command to type, which is not refused."""
+def assert_refused(line: str, reason: str, command: str) -> None:
+    """Assert that a line is refused for this reason, with a command to type that is accepted."""
     arguments = shlex.split(line)
     with pytest.raises(ValueError) as raised:
         parse(arguments)
     message, fix = str(raised.value), f"runner {command}"
-    assert message.endswith(f": {why}; write {fix}") and "\n" not in message
-    wrong = message.removesuffix(f": {why}; write {fix}")
+    assert message.endswith(f": {reason}; write {fix}") and "\n" not in message
+    wrong = message.removesuffix(f": {reason}; write {fix}")
     assert wrong and all(part in " ".join(arguments) for part in wrong.split(" "))
     assert advice_in(raised.value).fix == fix
-    parse([one for one in shlex.split(command) if one != "--json"])
+    parse([argument for argument in shlex.split(command) if argument != "--json"])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def assert_told(line: str, why: str, command: str) -> None:
         ("--max-epochs=3", "--max-epochs=3: no such option. Keys are written without dashes; write trainer.max_dura"),
     ],
 )
-def test_other_tools_have_other_verbs_and_options(line: str, message: str):
+def test_verbs_and_options_of_other_tools_are_refused(line: str, message: str):
     with pytest.raises(ValueError) as raised:
         parse(shlex.split(line))
     assert str(raised.value).startswith(message)
@@ -129,5 +129,5 @@ def test_other_tools_have_other_verbs_and_options(line: str, message: str):
         *("help mode", "list model", "resume resume", "~mode", "train.x=1", "fork eval 5", "+vars.mode=x", "check=1"),
     ],
 )
-def test_all_else_passes(line: str):
+def test_correct_commands_are_accepted(line: str):
     parse(shlex.split(line))

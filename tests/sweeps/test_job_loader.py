@@ -100,6 +100,6 @@ def test_a_pickled_loader_contains_no_composed_configs(loader: JobLoader, compos
 
 
 def test_a_sweep_over_seeds_composes_once(run_here: Any, composed: list[Any]):
-    run_here("-m", "seed=0,1,2,3", "model=mlp", "callbacks=none", "trainer.max_duration=1ba", code=0)
+    run_here("-m", "seed=0,1", "model=mlp", "callbacks=none", "trainer.max_duration=1ba", code=0)
     (job,) = composed
     assert job[1:] == ["seed=0", "model=mlp", "callbacks=none", "trainer.max_duration=1ba"]

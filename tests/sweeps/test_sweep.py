@@ -17,7 +17,7 @@ from tiers import fast
 
 from runner.records import folder as run_folder
 
-LEAVING = """
+EXITING = """
 import sys
 
 from runner.data.images.digits import load_digits
@@ -166,9 +166,9 @@ def test_a_job_cut_off_after_its_last_batch_finishes_without_training(run_here: 
 
 
 def test_data_that_call_exit_are_reported_and_the_other_jobs_run(run_here: Any, folder: Path):
-    (folder / "leaving.py").write_text(LEAVING)
-    finished = run_here("-m", "data._target_=leaving.load", *SHORT, "callbacks=none", "data.batch_size=7,400", code=2)
-    assert "data: no images: download them first (leaving.load)" in finished.err
+    (folder / "exiting.py").write_text(EXITING)
+    finished = run_here("-m", "data._target_=exiting.load", *SHORT, "callbacks=none", "data.batch_size=7,400", code=2)
+    assert "data: no images: download them first (exiting.load)" in finished.err
     assert "1 finished" in finished.out
 
 

@@ -333,7 +333,7 @@ def test_a_correct_config_gives_no_warning(command: str):
     assert [warning for warning in findings.warnings if "bfloat16" not in warning] == []
 
 
-def test_data_with_a_fake_are_not_read():
+def test_data_with_a_fake_function_are_not_read():
     overrides = ("model=mlp", "algorithms=none", "callbacks=none", *NO_OPTIONS, f"data._target_={OWN}.read_large_data")
     findings = try_out(*overrides)
     assert findings.data == "train 1 batches; made up, not read"
@@ -341,7 +341,7 @@ def test_data_with_a_fake_are_not_read():
         try_out(*overrides, "+data.classes=11")
 
 
-def test_one_batch_is_read_of_data_without_a_fake():
+def test_one_batch_is_read_of_data_without_a_fake_function():
     findings = try_out(
         *("model=mlp", "callbacks=none", "algorithms=none", "scheduler=none"),
         *(*NO_OPTIONS, f"data._target_={OWN}.read_data", "+data.option=1"),

@@ -137,7 +137,7 @@ def test_hooks_are_listed_in_the_order_of_a_real_run(tmp_path: Path, overrides: 
     assert explained["conflicts"] == explained["unchecked"] == []
 
 
-def test_each_place_has_a_reason():
+def test_each_place_of_a_hook_has_a_reason():
     explained = timeline(Experiment(composed("+algorithms=mixup", f"+callbacks.all._target_={OWN}.AllEvents")))
     assert runs(explained, Event.BEFORE_LOSS) == ["mixup", "label_smoothing", "all"]
     place = "algorithms come first"

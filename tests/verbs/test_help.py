@@ -224,7 +224,7 @@ def test_version_prints_the_version(run_here: Any):
     ],
     ids=str,
 )
-def test_a_wrong_command_is_one_message(run_here: Any, tmp_path: Path, typed: list[str], message: str):
+def test_a_wrong_help_command_is_refused_in_one_line(run_here: Any, tmp_path: Path, typed: list[str], message: str):
     _, out, err = run_here(*typed, code=2)
     assert err.startswith(f"error: {message}") and err.count("\n") == 1 and out == ""
     assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from runner.files.lock import lock_file
 
 
 @pytest.fixture
-def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def three_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with three runs, one of them a job of a sweep."""
     monkeypatch.setenv("COLUMNS", "80")
     day = tmp_path / "outputs" / "2026-11-23"
@@ -31,13 +31,13 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_narrow_terminal_names_the_columns_that_a_pipe_shows(
-    three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
+    three_runs: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
 ):
     overrides = [
         *("~callbacks.progress_bar", "+callbacks=ema", "optimizer.weight_decay=0.00012345678"),
         *("data.batch_size=123456", "data.eval_batch_size=99"),
     ]
-    write_run(three / "outputs" / "2026-11-24" / "12-00-00", started=1.9e9, overrides=overrides)
+    write_run(three_runs / "outputs" / "2026-11-24" / "12-00-00", started=1.9e9, overrides=overrides)
     shown = "~progress_bar +callbacks=ema weight_decay=0.00012345678 batch_size=123456 eval_batch_size=99"
     monkeypatch.delenv("COLUMNS")
     assert f"12 s  {shown}\n" in run_here("runs", code=0).out
@@ -46,13 +46,13 @@ def test_a_narrow_terminal_names_the_columns_that_a_pipe_shows(
     assert last_line == "no room for eval/loss, time, typed; --format csv shows all"
 
 
-def test_a_metric_is_found_by_its_short_and_its_logged_name(three: Path, run_here: Any):
+def test_a_metric_is_found_by_its_short_and_its_logged_name(three_runs: Path, run_here: Any):
     runs = in_json(run_here, "eval/loss<0.3", "--sort=-MulticlassAccuracy")
     assert in_json(run_here, "loss/eval/total<0.3", "--sort", "-metrics/eval/MulticlassAccuracy") == runs
     assert len(runs) == 2
 
 
-def test_tables_fit_eighty_and_sixty_columns(three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_tables_fit_eighty_and_sixty_columns(three_runs: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     assert (
         run_here("runs", code=0).out
         == """\
@@ -122,11 +122,13 @@ def folders(text: str) -> list[str]:
     ids=str,
 )
 @pytest.mark.parametrize("form", ["--format=table", "--json"])
-def test_runs_are_filtered_and_sorted(three: Path, run_here: Any, typed: list[str], expected: list[str], form: str):
+def test_runs_are_filtered_and_sorted(
+    three_runs: Path, run_here: Any, typed: list[str], expected: list[str], form: str
+):
     assert folders(run_here("runs", *typed, form, code=0).out) == expected
 
 
-def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
+def test_csv_has_a_column_for_each_metric_and_group(three_runs: Path, run_here: Any):
     rows = [*csv.DictReader(io.StringIO(run_here("runs", "--format=csv", code=0).out))]
     assert [row["eval/loss"] for row in rows] == ["0.5", "0.125", "0.25"]
     assert rows[0]["model"] == "mlp" and rows[0]["overrides"] == "optimizer.lr=0.1 seed=0"
@@ -152,7 +154,9 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
     ],
     ids=str,
 )
-def test_a_wrong_condition_or_option_is_refused_in_one_line(three: Path, run_here: Any, typed: list[str], message: str):
+def test_a_wrong_condition_or_option_is_refused_in_one_line(
+    three_runs: Path, run_here: Any, typed: list[str], message: str
+):
     _, out, err = run_here("runs", *typed, code=2)
     assert err.startswith(f"error: {message}") and err.count("\n") == 1 and out == ""
 

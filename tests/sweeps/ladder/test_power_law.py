@@ -1,4 +1,4 @@
-"""Power laws: true_loss laws are recovered, and intervals contain the next loss as often as they promise."""
+"""Power laws: known laws are recovered, and intervals contain the next loss as often as they promise."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_signal_ends_jobs_that_are_starting(folder: Path, run_here: Any, is_co
         batches(folder)
     (folder / "own.py").write_text(LATE + OWN)
     program = [sys.executable, "-m", "runner", *command]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(program, cwd=folder, **streams, text=True, start_new_session=True) as leader:
         try:
             wait_for(lambda: len([*folder.glob("late-*")]) == 2, leader)

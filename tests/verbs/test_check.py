@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from composed_configs import composed
+from kept_runs import tree
 from tiers import fast
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -82,11 +83,14 @@ class FailingCallback(Callback):
 
 
 def read_for_one_rank(batch_size: int = 8) -> tuple[Any, Any]:
+    """Return loaders, of which only the one for training has a sampler for two ranks."""
     data = TensorDataset(torch.zeros(16, 64), torch.zeros(16, dtype=torch.int64))
     return DataLoader(data, batch_size, sampler=DistributedSampler(data, 2, 0)), DataLoader(data, batch_size)
 
 
 def read_data(batch_size: int = 8, **options: Any) -> tuple[Any, Any]:
+    """Return five batches, and record each that is read in `READ`."""
+
     def batches() -> Iterator[Any]:
         for _ in range(5):
             READ.append("batch")
@@ -109,6 +113,7 @@ def read_nothing() -> Any:
 
 @faked_by(make_fake_data)
 def read_large_data(batch_size: int, classes: int = 10) -> tuple[Any, Any]:
+    """Fail, because `make_fake_data` should be called instead."""
     raise AssertionError("read")
 
 
@@ -369,17 +374,14 @@ def test_checking_how_a_run_resumes_leaves_it_unchanged(tmp_path: Path):
     with build.build(Experiment(composed(*small, "trainer.max_duration=4ba")), tmp_path / "run", "run") as trainer:
         trainer.fit()
 
-    def files() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-
-    before = files()
     run = tmp_path / "run"
+    before = tree(run)
     assert try_out(*small, resume=run).events == len(Event) - 2  # the iteration and the epoch have already started
     with pytest.raises(WrongConfig, match="trainer.max_duration='4ba' is reached"):
         try_out(*small, "trainer.max_duration=4ba", resume=run)
     with pytest.raises(WrongConfig, match="do not fit the model"):
         try_out(*small, f"trainer.load_path={tmp_path}/run", "model.module.hidden=[3]")
-    assert files() == before
+    assert tree(run) == before
 
 
 MISSING = ("model=mlp", "callbacks=[load_checkpoint]", "callbacks.load_checkpoint.checkpoint=missing")

@@ -22,6 +22,7 @@ from runner.records.record import Record
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 # 18 batches
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")
+EPOCH = "trainer.max_duration=1ep"  # 6 batches, for tests that replay one of them
 SAVES = "callbacks.checkpoint_saver.save_interval=4ba"
 RUN = "hydra.run.dir=run"
 
@@ -82,7 +83,7 @@ def test_replayed_batches_are_bit_identical_and_the_run_is_unchanged(tmp_path: P
 
 def test_a_replay_reports_losses_gradients_activations_and_algorithms(tmp_path: Path, run_here: Any):
     clipping = ("+algorithms=[gradient_clipping]", "algorithms.gradient_clipping.clipping_threshold=0.1")
-    run_here(*SMALL, *QUIET, SAVES, RUN, *clipping, code=0)
+    run_here(*SMALL, *QUIET, SAVES, RUN, *clipping, EPOCH, code=0)
     output = run_here("replay", "run", "6", "--to", "b.safetensors", "--worst=3", code=0).out
     assert "ok digests" in output and "gradient_clipping at AFTER_TRAIN_BATCH: gradients norm" in output
     result = replay(run_here, "run", 6, "--worst=3", "--picture=")
@@ -116,8 +117,7 @@ def test_an_empty_name_makes_no_picture_and_the_default_is_in_the_run(tmp_path: 
 
 def test_only_samples_that_selective_backprop_keeps_are_listed(tmp_path: Path, run_here: Any):
     keep = ("algorithms.selective_backprop.start=0", "algorithms.selective_backprop.interrupt=0")
-    plain = "algorithms=[selective_backprop]"
-    run_here(*SMALL, *QUIET, RUN, plain, *keep, code=0)
+    run_here(*SMALL, *QUIET, RUN, "algorithms=[selective_backprop]", *keep, EPOCH, code=0)
     result = replay(run_here, "run", 2, "--picture=")
     kept = [sample["index"] for sample in result["samples"]]
     assert len(kept) == 100 and kept == [index for index in indices(2) if index in kept]
@@ -139,7 +139,7 @@ def test_each_batch_is_replayed_with_the_config_of_its_session(tmp_path: Path, r
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *QUIET, SAVES, RUN, code=0)
     folder = tmp_path / "run" / "checkpoints"
-    (folder / "ep1-ba8" / "state.pt").write_bytes(b"torn")
+    (folder / "ep1-ba8" / "state.pt").write_bytes(b"damaged")
     assert checkpoint_before(tmp_path / "run", 10) == folder / "ep0-ba4"
     shutil.rmtree(folder)
     assert checkpoint_before(tmp_path / "run", 10) is None
@@ -228,7 +228,7 @@ def test_a_replay_with_another_learning_rate_is_reported_as_different(tmp_path: 
 def test_a_loss_that_vmap_cannot_run_is_measured_sample_by_sample(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(OWN)
     model = ("model._target_=own.Reads", "~model.module", "~model.num_classes")
-    run_here(*SMALL, *QUIET, SAVES, RUN, *model, code=0)
+    run_here(*SMALL, *QUIET, SAVES, RUN, *model, EPOCH, code=0)
     result = replay(run_here, "run", 6, "--picture=")
     assert result["equal"] is True
     losses = [sample["loss"] for sample in result["samples"]]

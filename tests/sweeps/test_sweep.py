@@ -173,7 +173,7 @@ def test_data_that_call_exit_are_reported_and_the_other_jobs_run(run_here: Any, 
 
 
 @pytest.mark.slow
-def test_a_job_whose_process_is_terminated_is_killed(run_here: Any, folder: Path):
+def test_a_job_whose_process_is_terminated_is_reported_as_killed(run_here: Any, folder: Path):
     jobs = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     finished = run_here("-m", "seed=0,1", *QUIET, "+callbacks.own.ends=SIGTERM", *jobs, code=1)
     assert "1 finished, 1 killed" in finished.out

@@ -225,7 +225,7 @@ def test_predictions_without_a_row_per_sample_are_refused(columns: Any, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_columns_of_classification_and_language_models():
+def test_prediction_columns_of_classification_and_language_models():
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     batch = (torch.zeros(3, 1), torch.tensor([0, 1, 1]))
     predictions = ClassificationModel(torch.nn.Linear(1, 2), num_classes=2).predictions(batch, logits)
@@ -266,7 +266,7 @@ class Slow(Callback):
         ("eval", signal.SIGHUP, 1),
     ],
 )
-def test_a_signal_ends_an_evaluation_as_killed(
+def test_a_signal_ends_an_evaluation_with_the_status_killed(
     trained: Path, tmp_path: Path, verb: str, number: signal.Signals, processes: int
 ):
     (tmp_path / "own.py").write_text(SLOW)

@@ -127,7 +127,7 @@ def test_failed_proofs_name_the_reason(own: Path, run_app: Any, algorithm: str, 
 
 
 @pytest.mark.slow
-def test_kills_of_both_ranks_are_proved_equal(tmp_path: Path, run_app: Any):
+def test_an_experiment_on_two_ranks_is_proved_equal(tmp_path: Path, run_app: Any):
     ranks = ("launch.nproc_per_node=2", "launch.threads=1", "--kills=3", "--seed=1")
     # `prove` reads RANK from the environments of processes; those of forked ones are that of the fork server.
     finished = run_app(*SMALL, *ranks, "+algorithms=[mixup]", "--keep", real=True, timeout=290)

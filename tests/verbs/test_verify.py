@@ -149,7 +149,7 @@ def test_a_new_version_of_a_package_is_reported(tmp_path: Path, run_app: Any):
 
 
 @pytest.mark.slow
-def test_batches_changes_and_tolerance_of_a_verification(tmp_path: Path, run_here: Any):
+def test_verify_starts_from_a_checkpoint_and_accepts_a_tolerance(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     assert verify(run_here, "run", "--batch=7", "--batches=4") == {
         "equal": True,

@@ -110,7 +110,7 @@ def test_after_sigkill_a_decision_trains_the_missing_batches(run_app: Any, folde
 
 
 @pytest.mark.slow
-def test_two_joblib_workers_train_as_many_seeds(run_app: Any, folder: Path):
+def test_a_decision_with_two_joblib_workers_takes_six_seeds(run_app: Any, folder: Path):
     run_app("decide", "optimizer.lr=0.3,0.0", *QUIET, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert decision(folder)["seeds"] == 6 and len(batches(folder)) == 12 * BATCHES
 

@@ -76,7 +76,7 @@ def test_a_missing_law_is_explained(changed: dict[tuple[str, int, int], float], 
     assert render(draw_ladder(without_law), "svg")
 
 
-def test_an_objective_that_should_grow_has_no_law():
+def test_an_objective_that_is_maximized_has_no_law():
     assert "choose a loss, such as objective=eval/loss" in ladder(lower=False).problem
 
 

@@ -23,7 +23,7 @@ class OwnCallback(Callback):
 
 
 class Reading(ClassificationModel):
-    """Cannot be created on the meta device, nor with a negative size on any device."""
+    """A model that cannot be created on the meta device, nor with a negative size on any device."""
 
     def __init__(self, size: int = 4) -> None:
         CREATED.append("model")
@@ -35,6 +35,7 @@ class Reading(ClassificationModel):
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A config whose callback and model add to `CREATED` when they are created."""
     monkeypatch.setitem(sys.modules, "planned_here", sys.modules[__name__])
     monkeypatch.setattr(sys, "argv", ["runner"])
     CREATED.clear()
@@ -46,7 +47,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def jobs(config: Any, *changes: dict[str, Any]) -> list[PlannedJob]:
-    """Return a job for each change, which maps keys to values."""
+    """Return jobs, each with the config after one of the changes, which map keys to values."""
     planned = []
     for change in changes:
         changed = copy.deepcopy(config)

@@ -18,6 +18,7 @@ NOISE = np.random.default_rng(0).standard_normal((4, 40))
 
 
 def contest(count: int, best: bool = False, margin: float | None = None) -> Contest:
+    """Return a contest between settings named `x=0`, `x=1`, and so on."""
     return Contest([Contender((f"x={index}",)) for index in range(count)], best=best, margin=margin)
 
 

@@ -18,6 +18,7 @@ FLOPS = ("1e9", "2e9", "4e9", "8e9")
 
 
 def job(flop: str, width: int, seed: int, loss: float, lower: bool = True) -> Result:
+    """Return the result of a job, which has diverged if the loss is not finite."""
     overrides = [f"budget={flop}flop", f"model.module.width={width}", f"seed={seed}"]
     status = "FINISHED" if math.isfinite(loss) else "DIVERGED"
     return Result(status, "-".join(overrides), "id", overrides, loss, "eval/loss", lower, {"eval/loss": loss})

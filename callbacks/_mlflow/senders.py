@@ -256,14 +256,14 @@ def _send(run_dir: Path, target: dict[str, Any], restore: bool) -> bool:
         nonlocal printed_at
         if "offset" in news and time.monotonic() - printed_at > INTERVAL:
             printed_at = time.monotonic()
-            print(f"{shown}: {min(news['offset'] / size, 1):.0%} is sent", file=terminal, flush=True)
+            print(f"{shown}: {min(news['offset'] / size, 1):.0%} sent", file=terminal, flush=True)
         for name in ("error", "refused", "renamed"):
             if name in news:
                 print(f"{shown}: {news[name]}", file=terminal)
 
     with open_log(run_dir) as log, contextlib.redirect_stderr(log):  # traces go to the log, as in the writer
         complete = Delivery(run_dir.resolve(), target, report, live=False, restore=restore).run()
-    print(f"{shown}: MLflow has {'all' if complete else 'not all'} of it")
+    print(f"{shown}: {'everything' if complete else 'not everything'} is in MLflow")
     if complete:
         unsent_entry(run_dir.resolve(), str(Path.cwd())).unlink(missing_ok=True)  # if a session was started here
         if read_target(folder) is not None:

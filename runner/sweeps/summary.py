@@ -276,7 +276,9 @@ def _print(
     rows += [] if analysis is None else analysis.lines
     if folders := left_out(sweep.folder):
         names = list_first([folder.name for folder in folders])
-        rows.append(("left out", f"{names}: not what this sweep asks for, but another length or config, or a copy"))
+        rows.append(
+            ("left out", f"{names}: runs of another length or config, or copies, which are not part of this sweep")
+        )
     rows.append(("sweep", show_path(sweep.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     rows += [("compare", command) for command in _ui_commands(sweep)]

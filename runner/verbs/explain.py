@@ -53,13 +53,13 @@ WHEN = {
 
 PLACES = {
     "algorithm": "algorithms come first",
-    "trainer": "the trainer's own come before callbacks",
+    "trainer": "the Trainer's own hooks run before callbacks",
     "callback": "callbacks come after algorithms",
     "destination": "destinations come last",
 }
 PLACES_AT_INIT = {
     "destination": "destinations come first, so that all can log",
-    "trainer": "the trainer's own come before callbacks",
+    "trainer": "the Trainer's own hooks run before callbacks",
     "callback": "callbacks come after destinations",
     "algorithm": "algorithms come last",
 }

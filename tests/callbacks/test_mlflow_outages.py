@@ -195,7 +195,7 @@ def test_a_password_in_the_uri_is_neither_printed_nor_saved(store: Store, run_ap
         failed = run_app(*TINY, "trainer.max_duration=1ep", env=env)
         proxy.mode = "up"
         synced = run_app("sync", env=env)
-    assert "WARNING: MLflow: " in failed.stderr and "MLflow has all of it" in synced.stdout
+    assert "WARNING: MLflow: " in failed.stderr and ": everything is in MLflow" in synced.stdout
     words = [word for process in (failed, synced) for word in (process.stdout + process.stderr).split()]
     assert not [word for word in words if "secret" in word]
     [folder] = run_folders(tmp_path)
@@ -214,7 +214,7 @@ def test_values_arrive_if_files_cannot_be_stored_and_files_arrive_later(
         assert "WARNING: MLflow: files: " in finished.stderr
         assert store.points() == logged(folder) and store.statuses() == ["FINISHED"]
         proxy.mode = "up"
-        assert "MLflow has all of it" in run_app("sync", env=env).stdout
+        assert ": everything is in MLflow" in run_app("sync", env=env).stdout
     assert {"record/config.yaml", "plots/learning_curves.png"} <= {*store.artifacts()}
     assert store.points() == logged(folder)
     assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
@@ -249,7 +249,7 @@ def test_a_run_deleted_in_mlflow_during_training_loses_nothing(
     assert "is deleted there; restore it in the UI" in caplog.text and "left out" not in caplog.text
     sent = store.points()
     assert 0 < sum(sent.values()) < sum(logged(tmp_path / "r").values())
-    assert "MLflow has all of it" in run_app("sync", "r").stdout
+    assert ": everything is in MLflow" in run_app("sync", "r").stdout
     assert store.points() == logged(tmp_path / "r") and store.statuses() == ["FINISHED"]
 
 

@@ -132,7 +132,7 @@ def test_unsent_data_is_sent_by_the_next_run_or_by_runner_sync(folder: Path, run
         finish_child(child, -signal.SIGKILL)
     assert len(list((folder / "outputs" / ".mlflow_unsent").iterdir())) == 2
     finished = run_app("sync", "outputs/a")
-    assert "outputs/a: MLflow has all of it\n" in finished.stdout
+    assert "outputs/a: everything is in MLflow\n" in finished.stdout
     assert query("select status from runs") == [("FAILED",)]
     with logging_to(MLflowLogger(), "outputs/c"):
         pass

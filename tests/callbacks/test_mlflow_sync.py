@@ -37,10 +37,10 @@ def test_data_of_a_deleted_experiment_is_sent_after_it_is_restored(
     log_unsent("r")
     assert not MLflowLogger().sync(None)
     output = capsys.readouterr()
-    assert output.out == "r: MLflow has not all of it\n" and "the experiment 'runner' is deleted there" in output.err
+    assert output.out == "r: not everything is in MLflow\n" and "the experiment 'runner' is deleted there" in output.err
     change("update experiments set lifecycle_stage = 'active' where name = 'runner'")
     assert MLflowLogger().sync(None)
-    assert capsys.readouterr().out == "r: MLflow has all of it\n"
+    assert capsys.readouterr().out == "r: everything is in MLflow\n"
     assert points("loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert MLflowLogger().sync(None) and capsys.readouterr().out == "MLflow: nothing left to send\n"
 
@@ -57,7 +57,7 @@ def test_data_for_a_missing_server_is_sent_to_the_newly_chosen_store(
     if source == "environment":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     logger = MLflowLogger(address if source == "key" else None)
-    assert logger.sync(None) and capsys.readouterr().out == "r: MLflow has all of it\n"
+    assert logger.sync(None) and capsys.readouterr().out == "r: everything is in MLflow\n"
     sql = "select step, value from metrics where key = 'loss' order by step"
     assert stores.query(folder / "elsewhere" / "mlflow.db", sql) == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert read_object(folder / "r" / "mlflow" / "run.json")["tracking_uri"] == address
@@ -72,14 +72,14 @@ def test_the_environment_does_not_move_a_run_whose_config_names_its_store(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/outputs/mlflow.db")
     assert not MLflowLogger().sync(None)
     output = capsys.readouterr()
-    assert output.out == "outputs/r: MLflow has not all of it\n" and uri in output.err
+    assert output.out == "outputs/r: not everything is in MLflow\n" and uri in output.err
 
 
 def test_unsent_runs_of_another_store_are_sent_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "outputs" / "mlflow.db").rename(folder / "elsewhere" / "mlflow.db")
     log_unsent("outputs/r", f"sqlite:///{folder}/elsewhere/mlflow.db")
-    assert MLflowLogger().sync(None) and capsys.readouterr().out == "outputs/r: MLflow has all of it\n"
+    assert MLflowLogger().sync(None) and capsys.readouterr().out == "outputs/r: everything is in MLflow\n"
     assert stores.query(folder / "elsewhere" / "mlflow.db", "select status from runs") == [("FINISHED",)]
 
 

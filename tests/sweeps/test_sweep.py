@@ -100,7 +100,7 @@ def test_a_job_that_was_resumed_with_changes_is_left_out_of_its_sweep(run_here: 
     again = run_here(*command, code=0)
     assert "2/2" in again.out and "3/2" not in again.out and "2 finished" in again.out
     assert again.out.count("skipped: it has already ended") == 1
-    assert f"left out  backup, {changed}: not what this sweep asks for" in again.out
+    assert f"left out  backup, {changed}: runs of another length or config, or copies" in again.out
     assert batches(folder) == six(f"{changed}-2")
     assert [(sweep / name).read_text().splitlines()[0] for name in files] == before
     (setting,) = json.loads((sweep / "results.json").read_text())["settings"]

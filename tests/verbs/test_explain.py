@@ -151,7 +151,7 @@ def test_each_place_of_a_hook_has_a_reason():
     assert why(explained, Event.BEFORE_LOSS, "label_smoothing")[1] == "after mixup, by LabelSmoothing.runs_after"
     assert runs(explained, Event.AFTER_LOSS)[:2] == ["label_smoothing", "mixup"]
     assert why(explained, Event.AFTER_LOSS, "mixup")[1].startswith("in reverse order, as this event closes")
-    assert why(explained, Event.AFTER_LOSS, "train_metrics") == ["the trainer's own come before callbacks"]
+    assert why(explained, Event.AFTER_LOSS, "train_metrics") == ["the Trainer's own hooks run before callbacks"]
     assert why(explained, Event.FIT_START, "progress_bar") == ["destinations come last", "in the order given"]
     assert why(explained, Event.INIT, "mlflow_logger")[0] == "destinations come first, so that all can log"
     reasons = ["algorithms come last", "before label_smoothing, by LabelSmoothing.runs_after"]

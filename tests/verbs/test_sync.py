@@ -43,10 +43,10 @@ def test_unsent_values_are_sent_once(tmp_path: Path, run_app: Any):
     with_progress = "from runner.callbacks._mlflow import senders; senders.INTERVAL = -1.0\n"
     program = with_progress + "from runner.__main__ import command; command()"
     finished = run_python(["-c", program, "sync", "b"], cwd=tmp_path, check=True)
-    assert finished.stdout == "b: MLflow has all of it\n"
-    assert finished.stderr.splitlines()[-1] == "b: 100% is sent"
+    assert finished.stdout == "b: everything is in MLflow\n"
+    assert finished.stderr.splitlines()[-1] == "b: 100% sent"
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
-    assert run_app("sync").stdout == "a: MLflow has all of it\n"
+    assert run_app("sync").stdout == "a: everything is in MLflow\n"
     (register / "entry").write_text(str(tmp_path / "a run whose folder was removed"))
     assert run_app("sync").stdout == "MLflow: nothing left to send\n"
     run_app("sync", "a")  # a second time: no value is duplicated
@@ -64,7 +64,7 @@ def test_an_unreachable_server_is_exit_code_1(tmp_path: Path, run_app: Any, free
     run_app(*LOGGED, address, "callbacks.mlflow_logger.close_timeout=0", "hydra.run.dir=a")
     wait_until(lambda: not processes_in(tmp_path))  # the writer retries for a while
     finished = run_app("sync", "a", exit_code=1)
-    assert finished.stdout == "a: MLflow has not all of it\n"
+    assert finished.stdout == "a: not everything is in MLflow\n"
     assert "127.0.0.1" in finished.stderr and "Traceback" not in finished.stderr
     assert json.loads((tmp_path / "a" / "mlflow" / "run.json").read_text())["tracking_uri"].endswith(str(free_port))
 

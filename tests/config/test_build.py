@@ -1,3 +1,5 @@
+"""Building a trainer from a config: what is made, in which order, and errors that name their section."""
+
 from __future__ import annotations
 
 import copy
@@ -27,7 +29,7 @@ MADE: list[str] = []
 
 
 class Witness(Callback):
-    """Notes when it is made."""
+    """Records in `MADE` that it was made."""
 
     def __init__(self, name: str = "witness", size: int = 1) -> None:
         if size < 1:
@@ -49,7 +51,7 @@ class Witness(Callback):
 
 
 class Careless(torch.optim.Optimizer):
-    """An optimizer that does not look at its arguments."""
+    """An optimizer that does not check its arguments."""
 
     def __init__(self, params: Any, lr=0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -73,7 +75,7 @@ def default() -> Any:
 
 @pytest.fixture
 def config(default: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A small config with two witnesses, whose targets are in this file."""
+    """A small config with two callbacks; the targets are in this file."""
     monkeypatch.setitem(sys.modules, "built_here", sys.modules[__name__])
     MADE.clear()
     made = copy.deepcopy(default)
@@ -86,17 +88,20 @@ def config(default: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_checking_makes_nothing(config: Any):
+def test_a_check_makes_no_object_and_does_not_change_the_config(config: Any):
     before = copy.deepcopy(config)
     build.check(Experiment(config))
     assert MADE == []
     assert config == before
 
 
-def test_a_trainer_is_what_the_config_says(config: Any, tmp_path: Path):
+def test_a_trainer_is_built_as_configured(config: Any, tmp_path: Path):
     with build.build(Experiment(config), tmp_path / "run", "a run") as trainer:
         state = trainer.state
-        assert [one.config_key for one in state.callbacks if isinstance(one, Witness)] == ["first", "second"]
+        assert [callback.config_key for callback in state.callbacks if isinstance(callback, Witness)] == [
+            "first",
+            "second",
+        ]
         assert (state.run_name, state.run_dir, state.config) == ("a run", tmp_path / "run", config)
         assert str(state.max_duration) == "1ba"
         assert isinstance(state.optimizers[0], torch.optim.SGD)
@@ -107,14 +112,14 @@ def test_a_trainer_is_what_the_config_says(config: Any, tmp_path: Path):
     assert MADE == ["a", "b", "data"]
 
 
-def test_the_weights_depend_on_the_seed_alone(config: Any, tmp_path: Path):
+def test_initial_weights_depend_only_on_the_seed(config: Any, tmp_path: Path):
     def weights(seed: int, *without: str) -> torch.Tensor:
         changed = copy.deepcopy(config) | {"seed": seed}
         for key in without:
             del changed["callbacks"][key]
-        torch.rand(seed + 3)  # what was drawn before changes nothing
+        torch.rand(seed + 3)  # earlier random numbers do not matter
         with build.build(Experiment(changed), tmp_path, "") as trainer:
-            return torch.cat([one.detach().flatten() for one in trainer.state.unwrapped_model.parameters()])
+            return torch.cat([weight.detach().flatten() for weight in trainer.state.unwrapped_model.parameters()])
 
     assert torch.equal(weights(1), weights(1, "first"))
     assert not torch.equal(weights(1), weights(2))
@@ -128,7 +133,7 @@ def test_the_weights_depend_on_the_seed_alone(config: Any, tmp_path: Path):
         ("scheduler", {"_target_": "runner.optim.schedulers.linear", "alpha_f": -1}, "in scheduler.alpha_f (runner"),
     ],
 )
-def test_a_constructor_s_error_names_its_section_before_data_is_read(
+def test_a_constructor_error_names_its_section_before_data_is_read(
     config: Any, tmp_path: Path, group: str, section: Any, note: str
 ):
     with pytest.raises(ValueError) as raised:
@@ -137,7 +142,7 @@ def test_a_constructor_s_error_names_its_section_before_data_is_read(
     assert "data" not in MADE
 
 
-def test_a_text_for_a_learning_rate_is_refused_where_the_optimizer_takes_it(config: Any, tmp_path: Path):
+def test_a_string_as_learning_rate_is_refused_even_if_the_optimizer_accepts_it(config: Any, tmp_path: Path):
     config["optimizer"] = {"_target_": "built_here.Careless", "_partial_": True, "lr": "abc"}
     with pytest.raises(TypeError, match="lr='abc': must be a number") as raised:
         build.build(Experiment(config), tmp_path, "")
@@ -145,7 +150,7 @@ def test_a_text_for_a_learning_rate_is_refused_where_the_optimizer_takes_it(conf
     assert "data" not in MADE
 
 
-def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Path):
+def test_a_wrong_nested_argument_is_named_by_its_full_key(config: Any, tmp_path: Path):
     config["model"]["module"]["dropout"] = 2
     with pytest.raises(ValueError) as raised:
         build.build(Experiment(config), tmp_path, "")
@@ -155,8 +160,8 @@ def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Pa
     assert facts.target == "runner.models.MLP"
 
 
-def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp_path: Path):
-    """A message without an argument's name is about the inner section if that is at fault."""
+def test_an_unusual_constructor_error_names_its_section(config: Any, tmp_path: Path):
+    """Without an argument's name, the message names the innermost section that failed."""
     config["model"]["module"] = {"_target_": "torch.nn.Linear", "in_features": -3, "out_features": 4}
     with pytest.raises(ConstructorFailed, match="RuntimeError: .*negative dimension -3") as raised:
         build.build(Experiment(config), tmp_path, "")
@@ -166,7 +171,7 @@ def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
-def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp_path: Path):
+def test_an_argument_that_only_the_trainer_can_check_is_named_by_its_key(config: Any, tmp_path: Path):
     config["scheduler"] = {"_target_": "runner.optim.schedulers.cosine_annealing", "t_warmup": "2ba"}
     build.check(Experiment(config))
     with pytest.raises(ValueError) as raised:
@@ -175,7 +180,7 @@ def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp
 
 
 @pytest.mark.parametrize("kind", ["list", "dict", "str"])
-def test_data_that_are_no_pair_are_refused(kind: str, config: Any, tmp_path: Path):
+def test_data_that_return_no_pair_of_loaders_are_refused(kind: str, config: Any, tmp_path: Path):
     config["data"] = {"_target_": f"builtins.{kind}"}
     with pytest.raises(
         TypeError, match=rf"data: builtins.{kind} must return .* eval_loader, test_loader\), not a {kind}"
@@ -183,13 +188,13 @@ def test_data_that_are_no_pair_are_refused(kind: str, config: Any, tmp_path: Pat
         build.build(Experiment(config), tmp_path, "")
 
 
-def test_a_config_says_what_ranks_read():
+def test_a_config_can_replicate_a_loader_on_all_ranks():
     loader = {"_target_": "torch.utils.data.DataLoader", "dataset": [1, 2, 3]}
     made = Section("data.eval", {"_target_": "runner.data.Replicated", "loader": loader}).make()
     assert made.ranks_read == "everything" and len(made) == 3
 
 
-def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
+def test_an_error_in_a_hook_names_callback_and_key(config: Any, tmp_path: Path):
     config["callbacks"]["second"]["name"] = "refuses"
     trainer = build.build(Experiment(config), tmp_path, "")
     with pytest.raises(ValueError) as raised, build.naming_hooks(Experiment(config)), trainer:
@@ -201,8 +206,10 @@ def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "key"), [("at once", "second.size"), ("plain, at once", "second")])
-def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: str, config: Any, tmp_path: Path):
-    config["callbacks"]["first"]["size"] = config["callbacks"]["second"]["size"] = 1  # of the second it is told
+def test_an_error_in_init_names_callback_and_key(name: str, key: str, config: Any, tmp_path: Path):
+    config["callbacks"]["first"]["size"] = config["callbacks"]["second"]["size"] = (
+        1  # the note names the second callback
+    )
     config["callbacks"]["second"]["name"] = name
     with pytest.raises(ValueError) as raised:
         build.build(Experiment(config), tmp_path, "")
@@ -246,19 +253,19 @@ def test_a_run_without_a_checkpoint_is_refused(path: str, reason: str, tmp_path:
         build.checkpoint_of("RUN", path)
 
 
-def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any):
+def test_a_missing_load_path_is_refused_by_the_check(config: Any):
     config["trainer"]["load_path"] = "nowhere"
     with pytest.raises(ValueError, match="trainer.load_path='nowhere': no such folder"):
         build.check(Experiment(config))
 
 
-def test_a_run_needs_a_device_with_values(config: Any):
+def test_training_on_the_meta_device_is_refused(config: Any):
     config["trainer"]["device"] = "meta"
     with pytest.raises(ValueError, match="trainer.device='meta': holds no values to train on; runner check"):
         build.check(Experiment(config))
 
 
-def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
+def test_warm_up_runs_for_each_callback_and_ignores_wrong_targets(config: Any):
     config["callbacks"] |= {"x": {"_target_": "nowhere.X"}}
     build.warm_up(Experiment(config).callbacks)
     assert MADE == ["warm", "warm"]
@@ -266,20 +273,24 @@ def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
     assert MADE == ["warm", "warm"]
 
 
-def test_targets_are_found_in_lists_and_inside_one_another():
+def test_targets_in_lists_and_nested_sections_are_found():
     config = {"a": {"_target_": "A", "b": {"_target_": "B"}}, "c": [{"_target_": "C"}, 3], "d": "x"}
-    assert [(path, one["_target_"]) for path, one in targets(config)] == [("a", "A"), ("a.b", "B"), ("c[0]", "C")]
+    assert [(path, section["_target_"]) for path, section in targets(config)] == [
+        ("a", "A"),
+        ("a.b", "B"),
+        ("c[0]", "C"),
+    ]
 
 
-def test_what_runs_commands_is_no_target_however_it_is_reached(config: Any, tmp_path: Path):
+def test_a_target_that_runs_shell_commands_is_refused_under_any_alias(config: Any, tmp_path: Path):
     config["callbacks"]["first"] = {"_target_": "logging.os.system", "_args_": [f"touch {tmp_path}/ran"]}
     with pytest.raises(InstantiationException, match=r"'os\.system' \(resolved from 'logging\.os\.system'\)"):
         build.make_parts(Experiment(config))
     assert not list(tmp_path.iterdir())
 
 
-def test_no_hydra_is_asked_for_that_runs_them():
-    """1.3.5 knows `os.system` by that name alone."""
-    needed = tomllib.loads((CONF.parent / "pyproject.toml").read_text())["project"]["dependencies"]
-    (hydra,) = (one for one in map(Requirement, needed) if one.name == "hydra-core")
+def test_required_hydra_versions_refuse_aliases_of_os_system():
+    """Hydra 1.3.5 blocks only the name `os.system`, and no alias such as `logging.os.system`."""
+    requirements = tomllib.loads((CONF.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    (hydra,) = (package for package in map(Requirement, requirements) if package.name == "hydra-core")
     assert "1.3.6" in hydra.specifier and "1.3.5" not in hydra.specifier

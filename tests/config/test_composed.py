@@ -1,4 +1,4 @@
-"""What may stand in a composed config beside the objects that it describes."""
+"""Keys of a composed config that describe no object: which are needed, allowed and refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
 
 
 @pytest.mark.parametrize("group", ["experiment", "sweep"])
-def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
+def test_a_recipe_without_the_global_package_is_refused(group: str):
     with pytest.raises(ValueError, match=f"{group}.trainer: has no effect; .*'# @package _global_'"):
         plain(f"+{group}.trainer.max_duration=2ep")
 
@@ -43,7 +43,7 @@ def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
     ],
     ids=str,
 )
-def test_what_cannot_stand_there_is_refused(change: dict[str, Any], message: str):
+def test_an_unknown_key_or_wrong_value_is_refused(change: dict[str, Any], message: str):
     config = plain()
     check_keys(config)
     with pytest.raises(ValueError, match=message):

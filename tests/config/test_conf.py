@@ -1,4 +1,4 @@
-"""Every file of conf/ composes, and says what the code says; lists of callbacks and algorithms do as documented."""
+"""Every file of conf/ composes and fits the signatures in the code; callbacks and algorithms are lists to edit."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CHOICES = sorted(
     f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in (*LISTS, "sweep")
 )
 ADDED = sorted(f"+{name}={path.stem}" for name in LISTS for path in (CONF / name).glob("*.yaml"))
-# The choices of the two lists compose in one test of their own.
+# Choices of the lists compose in a test of their own.
 ONE_OF_EACH_GROUP = (
     *("data=digits", "data=parquet_shards", "experiment=digits_fast", "experiment=instruction_lora", "launch=default"),
     *("model=hf_causal_lm", "model=timm", "optimizer=adamw", "scheduler=reduce_on_plateau", "trainer=default"),
 )
-# What has no default.
+# Arguments without a default.
 REQUIRED = {
     "+algorithms=alibi": "algorithms.alibi.max_sequence_length=128",
     "+algorithms=stochastic_depth": "algorithms.stochastic_depth.target_block=BasicBlock",
@@ -56,7 +56,7 @@ def conf() -> Iterator[None]:
 
 
 def composed(*arguments: str) -> dict[str, Any]:
-    """The config of a command line, as plain values."""
+    """Compose the config of a command line, as plain values."""
     config: Any = OmegaConf.to_container(
         compose("config", merge_repeated(arguments)), resolve=True, throw_on_missing=True
     )
@@ -69,14 +69,16 @@ def shipped(group: str) -> list[str]:
 
 
 @pytest.mark.parametrize("group", LISTS)
-def test_all_of_a_list_compose_together_and_their_targets_bind(group: str):
-    config = composed(f"+{group}=[{','.join(shipped(group))}]", *(one for one in REQUIRED.values() if group in one))
+def test_all_entries_of_a_list_compose_together_and_fit_their_signatures(group: str):
+    config = composed(
+        f"+{group}=[{','.join(shipped(group))}]", *(argument for argument in REQUIRED.values() if group in argument)
+    )
     build.check(Experiment(config))
     assert {f"{group}.{name}" for name in shipped(group)} <= {path for path, _ in targets(config)}
 
 
 @pytest.mark.parametrize("choice", fast(["seed=0", *CHOICES, *ADDED], "seed=0", *ONE_OF_EACH_GROUP))
-def test_every_file_composes_and_its_targets_bind(choice: str):
+def test_every_file_composes_and_fits_its_signatures(choice: str):
     config = composed(choice, *([REQUIRED[choice]] if choice in REQUIRED else []))
     build.check(Experiment(config))
     paths = [path for path, _ in targets(config)]
@@ -95,14 +97,14 @@ def test_the_defaults():
     assert config["callbacks"]["mlflow_logger"]["experiment_name"] == "runner"
 
 
-def test_the_seed_is_one_for_all(monkeypatch: pytest.MonkeyPatch):
+def test_one_seed_sets_trainer_and_data(monkeypatch: pytest.MonkeyPatch):
     config = composed("seed=7")
     assert [config["trainer"]["seed"], config["data"]["seed"]] == [7, 7]
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     assert composed()["callbacks"]["mlflow_logger"]["experiment_name"] == "mine"
 
 
-def test_the_trainer_s_keys_are_its_arguments_with_their_defaults():
+def test_trainer_keys_are_the_arguments_of_the_trainer_with_their_defaults():
     section = composed()["trainer"]
     assert section.pop("_target_") == "runner.Trainer"
     parameters = inspect.signature(Trainer).parameters
@@ -112,12 +114,12 @@ def test_the_trainer_s_keys_are_its_arguments_with_their_defaults():
     assert set(section) == set(parameters) - made
     assert [key for key in parameters if key in section] == list(section)
     differing = {key for key, value in section.items() if value != parameters[key].default}
-    assert differing == {"max_duration"}  # that of the main job
+    assert differing == {"max_duration"}  # conf/ sets the length of the default experiment
 
 
 @pytest.mark.parametrize("group", ["callbacks", pytest.param("algorithms", marks=pytest.mark.slow)])
 class TestLists:
-    """What may be written for callbacks, and the same for algorithms."""
+    """The syntax that edits the list of callbacks or algorithms."""
 
     def default(self, group: str) -> list[str]:
         return list(composed()[group])
@@ -136,7 +138,7 @@ class TestLists:
         assert list(composed(f"+{group}=[{first},{second}]")[group]) == expected
         assert list(composed(f"+{group}={first}", "seed=1", f"+{group}={second}")[group]) == expected
 
-    def test_what_was_appended_can_be_set(self, group: str):
+    def test_an_appended_entry_can_be_configured(self, group: str):
         name, key, value = {
             "callbacks": ("speed_monitor", "window_size", 7),
             "algorithms": ("mixup", "alpha", 0.5),
@@ -146,14 +148,14 @@ class TestLists:
     def test_tilde_removes(self, group: str):
         for name in self.default(group):
             left = list(composed(f"~{group}.{name}").get(group) or [])
-            assert left == [one for one in self.default(group) if one != name]
+            assert left == [other for other in self.default(group) if other != name]
 
     def test_none_empties(self, group: str):
         config = composed(f"{group}=none")
         assert not config.get(group)
         build.check(Experiment(config))
 
-    def test_none_and_plus_leave_what_is_added(self, group: str):
+    def test_none_and_plus_keep_only_the_added_entry(self, group: str):
         first, _ = self.others(group)
         assert list(composed(f"{group}=none", f"+{group}={first}")[group]) == [first]
 
@@ -162,17 +164,17 @@ class TestLists:
         assert list(composed(f"{group}=[{second},{first}]")[group]) == [second, first]
         assert list(composed(f"{group}={first}")[group]) == [first]
 
-    def test_two_tildes_of_one_command(self, group: str):
+    def test_two_tildes_remove_two_entries(self, group: str):
         names = self.default(group)[:2]
         left = list(composed(*(f"~{group}.{name}" for name in names)).get(group) or [])
         assert left == self.default(group)[2:]
 
-    def test_one_of_one_s_own(self, group: str):
+    def test_a_section_of_the_user_is_appended(self, group: str):
         config = composed(f"+{group}.mine._target_=a.B", f"+{group}.mine.x=1")
         assert list(config[group]) == [*self.default(group), "mine"]
         assert config[group]["mine"] == {"_target_": "a.B", "x": 1}
 
-    def test_what_is_no_choice_is_refused(self, group: str):
+    def test_an_unknown_choice_is_refused(self, group: str):
         with pytest.raises(HydraException, match="nothing"):
             compose("config", [f"+{group}=nothing"])
 

@@ -1,4 +1,4 @@
-"""Errors as Hydra, OmegaConf and constructors raise them, and what is made of them."""
+"""Errors of Hydra, OmegaConf and constructors become one message that says what to change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 @pytest.fixture(autouse=True)
-def no_hydra_is_left() -> Iterator[None]:
+def clear_hydra() -> Iterator[None]:
     yield
     GlobalHydra.instance().clear()
 
@@ -44,7 +44,7 @@ def explained(*overrides: str) -> str:
         [
             (["model=mpl"], "model=mpl: no such choice; did you mean 'mlp'? Allowed: dpo, gpt, "),
             (["model="], "model=: no such choice; allowed: dpo, gpt, "),
-            # Another group has it.
+            # The choice belongs to another group.
             (
                 ["+algorithms=speed_monitor"],
                 "algorithms=speed_monitor: no such choice; did you mean +callbacks=speed_mon",
@@ -62,12 +62,12 @@ def explained(*overrides: str) -> str:
                 ["optimizer=adam", "optimizer.momentum=1"],
                 "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
             ),
-            # Also where another key is wrong.
+            # The same if another key is wrong too.
             (
                 ["optimizer=adam", "optimizer.momentum=1", "optimizer.x=1"],
                 "optimizer.momentum: optimizer has no key 'momentum'; allowed: b",
             ),
-            # It stands in another section, or further inside.
+            # The key belongs to another section, or to a nested one.
             (
                 ["model=mlp", "model.hidden=3"],
                 "model.hidden: model has no key 'hidden'; did you mean model.module.hidden?",
@@ -121,7 +121,7 @@ def explained(*overrides: str) -> str:
             ),
             (["seed=${nothing}"], "seed: uses ${nothing}, and there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),
-            # The class takes it.
+            # The class has this argument, but the config does not set it.
             (
                 ["model=mlp", "model.class_weights=balanced"],
                 "model.class_weights: runner.ClassificationModel takes it, but nothing in this run sets it; add",
@@ -133,20 +133,20 @@ def explained(*overrides: str) -> str:
     ),
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_command_that_does_not_compose(overrides: list[str], message: str):
+def test_a_command_that_does_not_compose_gets_one_line_with_the_fix(overrides: list[str], message: str):
     said = explained(*overrides)
     assert said.startswith(message)
     assert "\n" not in said
     assert "_target_" not in said and "_partial_" not in said
 
 
-def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
+def test_choices_of_a_config_dir_are_suggested(tmp_path: Path):
     (tmp_path / "algorithms").mkdir()
     (tmp_path / "algorithms" / "my_own.yaml").write_text("my_own: {_target_: a.B}\n")
     with pytest.raises(CONFIG_ERRORS) as raised, initialized(CONF):
         compose("config", ["my_own"])
-    given = [f"--config-dir={tmp_path}", "my_own"]
-    assert explain(raised.value, given, CONF).message == "my_own: has no key; did you mean +algorithms=my_own?"
+    arguments = [f"--config-dir={tmp_path}", "my_own"]
+    assert explain(raised.value, arguments, CONF).message == "my_own: has no key; did you mean +algorithms=my_own?"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
         (["seed=1", "callbacks=[lr_monitor,speed_monitor]"], "callbacks=[lr_monitor,speed_monitor] replaces mlflow_"),
         (["-m", "algorithms=ema,swa"], "algorithms=ema,swa replaces batch_augment, label_smoothing; +algorithms=ema"),
         (["algorithms=ema", "experiment=digits_plain"], "algorithms=ema replaces batch_augment; +algorithms=ema adds"),
-        # what is added or meant, and what is an error
+        # Nothing is said of entries that are added, replaced on purpose or unknown.
         (["+callbacks=speed_monitor", "~callbacks.progress_bar", "callbacks.speed_monitor.window_size=3"], None),
         (["callbacks=none"], None),
         (["callbacks=[]"], None),
@@ -171,10 +171,10 @@ def test_the_choices_of_a_config_dir_are_known(tmp_path: Path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_replaced_without_a_word_is_said(typed: list[str], sentence: str | None):
+def test_a_choice_that_replaces_default_entries_is_reported(typed: list[str], sentence: str | None):
     said = list(about_replaced(typed, CONF))
     assert len(said) == (sentence is not None)
-    assert all(one.startswith(str(sentence)) for one in said)
+    assert all(message.startswith(str(sentence)) for message in said)
 
 
 def unknown(*keys: str) -> Exception:
@@ -194,12 +194,12 @@ def unknown(*keys: str) -> Exception:
         ),
     ],
 )
-def test_a_key_that_a_file_sets_can_be_removed(keys: list[str], typed: list[str], said: str):
+def test_an_unknown_argument_set_in_a_file_says_how_to_remove_it(keys: list[str], typed: list[str], said: str):
     assert explain(unknown(*keys), typed, CONF).message == f"optimizer.a: no such argument{said}"
 
 
 def known(error: Exception, **facts: str) -> Exception:
-    """An exception with facts."""
+    """Annotate an exception with facts, and return it."""
     annotate(error, **facts)
     return error
 
@@ -226,12 +226,12 @@ TOO_SMALL = "size=0: too small"
     ],
     ids=str,
 )
-def test_an_error_of_a_constructor(error: Exception, message: str, key: str):
+def test_an_error_of_a_constructor_is_named_by_its_full_key(error: Exception, message: str, key: str):
     explained = explain(error, [], CONF)
     assert (explained.message, explained.key) == (message, key)
 
 
-def test_a_note_is_for_people_and_changes_no_message():
+def test_notes_of_an_error_do_not_change_its_message():
     error = ValueError(TOO_SMALL)
     for note in ("in a.b.size (x.Y)", "raised by 'a' at FIT_START, in epoch 1, after 0 batches"):
         error.add_note(note)
@@ -241,7 +241,7 @@ def test_a_note_is_for_people_and_changes_no_message():
 
 
 @pytest.mark.parametrize("event", [Event.FIT_START, Event.INIT, None])
-def test_of_errors_at_events_those_of_the_one_that_is_asked_for_are_explained(event: Event | None):
+def test_only_errors_of_the_requested_event_become_wrong_config(event: Event | None):
     error = ValueError(TOO_SMALL)
     add_raiser(error, "inner", Event.EVAL_START)
     add_raiser(error, "outer", event)
@@ -251,8 +251,7 @@ def test_of_errors_at_events_those_of_the_one_that_is_asked_for_are_explained(ev
     assert getattr(raised.value, "key", "size") == "size"
 
 
-def test_a_type_error_says_where_it_was_raised():
-    """Its message alone seldom says what is wrong."""
+def test_a_type_error_names_the_line_that_raised_it():
     with pytest.raises(TypeError) as raised:
         None + 1  # type: ignore[operator]  # noqa: B018
     said = explain(known(raised.value, section="model", target="x.Y"), [], CONF).message
@@ -260,7 +259,7 @@ def test_a_type_error_says_where_it_was_raised():
     assert f"[{__file__}:" in said
 
 
-def test_what_a_constructor_seldom_raises_says_where_and_how_to_see_more():
+def test_an_unusual_constructor_error_names_its_line_and_how_to_see_the_trace():
     failed = ConstructorFailed("KeyError: 'x'")
     try:
         {}["x"]
@@ -271,20 +270,20 @@ def test_what_a_constructor_seldom_raises_says_where_and_how_to_see_more():
     assert said.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
 
 
-def test_an_error_of_a_resolver_is_told_without_it(tmp_path: Path):
-    def fails(path: str) -> Any:
+def test_an_error_in_a_resolver_is_reported_without_the_resolver(tmp_path: Path):
+    def read(path: str) -> Any:
         return Path(path).read_text()
 
-    OmegaConf.register_new_resolver("fails", fails)
+    OmegaConf.register_new_resolver("read", read)
     try:
         with pytest.raises(CONFIG_ERRORS) as raised:
-            OmegaConf.to_container(OmegaConf.create({"a": f"${{fails:{tmp_path}/missing}}"}), resolve=True)
+            OmegaConf.to_container(OmegaConf.create({"a": f"${{read:{tmp_path}/missing}}"}), resolve=True)
     finally:
-        OmegaConf.clear_resolver("fails")
+        OmegaConf.clear_resolver("read")
     assert explain(raised.value, [], CONF).message == f"a: No such file or directory: '{tmp_path}/missing'"
 
 
-def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
+def test_broken_yaml_is_a_config_error_that_names_the_line(tmp_path: Path):
     with pytest.raises(yaml.YAMLError) as raised:
         yaml.safe_load("a: [1\nb: 2")
     assert isinstance(raised.value, CONFIG_ERRORS)
@@ -302,7 +301,7 @@ def test_a_torn_yaml_file_is_a_wrong_configuration(tmp_path: Path):
         ("- /model: mlp", "^model: a file chooses a second one; .*'override /model: ...' instead$"),
     ],
 )
-def test_wrong_defaults_of_an_experiment_are_told(tmp_path: Path, defaults: str, message: str):
+def test_wrong_defaults_of_an_experiment_name_the_fix(tmp_path: Path, defaults: str, message: str):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\ndefaults:\n{defaults}\n")
     command = ["experiment=mine", f"hydra.searchpath=[{tmp_path}]"]
@@ -310,27 +309,27 @@ def test_wrong_defaults_of_an_experiment_are_told(tmp_path: Path, defaults: str,
     with initialized(CONF), refused, config_errors():
         compose("config", command)
     with pytest.raises(AssertionError), config_errors():
-        raise AssertionError("of the program's own")
+        raise AssertionError("a bug")
     with pytest.raises(RecursionError), config_errors():
-        raise RecursionError("of the program's own")
+        raise RecursionError("a bug")
 
 
-def test_a_fault_of_the_program_is_none_of_the_configuration():
+def test_errors_of_bugs_are_no_config_errors():
     assert not issubclass(AttributeError, CONFIG_ERRORS)
     assert not issubclass(RuntimeError, CONFIG_ERRORS)
     assert not issubclass(KeyError, CONFIG_ERRORS)
 
 
 @pytest.mark.parametrize("group", ["callbacks", "algorithms"])
-def test_what_config_yaml_lists_is_what_composing_gives(group: str):
-    """So that most commands need not compose only to learn which defaults they replace."""
+def test_the_defaults_read_from_config_yaml_are_those_of_composing(group: str):
+    """The shortcut saves composing a second time only to learn which defaults a command replaces."""
     composed = list(_compose_without(group, [f"{group}=none"], CONF)[group])
     assert _usual(group, [f"{group}=none"], CONF) == composed and len(composed) >= 2
     of_recipe = ["experiment=digits_fast", f"{group}=none"]
     assert _usual(group, of_recipe, CONF) == list(_compose_without(group, of_recipe, CONF)[group])
 
 
-def test_what_is_known_of_an_error_crosses_to_another_process():
+def test_facts_of_a_wrong_config_survive_pickling():
     error = WrongConfig("a=1: no", "a", "a", ("2", "3"), "a=2")
     same = pickle.loads(pickle.dumps(error))
     assert (str(same), same.key, same.at, same.allowed, same.fix) == ("a=1: no", "a", "a", ("2", "3"), "a=2")

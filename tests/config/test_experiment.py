@@ -1,4 +1,4 @@
-"""An experiment is checked when it is made, and never changed: what differs from it is another one."""
+"""An experiment is checked when it is made and immutable: a change makes a new experiment."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ HOOKS = {
     ],
     ids=str,
 )
-def test_a_wrong_one_is_not_made(changed: dict[str, Any], message: str):
+def test_a_wrong_experiment_is_refused(changed: dict[str, Any], message: str):
     with pytest.raises(WrongKey) as raised:
         small_experiment(**changed)
     assert str(raised.value).startswith(message)
 
 
-def test_what_differs_is_another_experiment():
+def test_a_change_returns_a_new_experiment():
     made = small_experiment(callbacks=HOOKS, seed=3)
     other = made.with_trainer(device="cpu", max_duration="1ba").changed(seed=4)
     assert (other.seed, other.trainer.get("device"), other.trainer.get("max_duration")) == (4, "cpu", "1ba")
@@ -53,23 +53,23 @@ def test_a_parent_is_trained_on_the_devices_of_its_fork():
     assert parent.launch == Launch() and parent.on_devices_of(fork).launch == Launch(nproc_per_node=2)
 
 
-def test_sections_are_found_by_their_paths_outer_ones_first():
+def test_sections_are_found_by_path_and_listed_outer_first():
     made = small_experiment(callbacks=HOOKS)
-    paths = [one.path for one in made.sections()]
+    paths = [section.path for section in made.sections()]
     assert paths.index("callbacks.first") < paths.index("callbacks.first.inner")
     assert made.section_at("callbacks.first.inner").target == "mine.Inner"
     assert (made.callbacks["first"].key, made.scheduler, made.folds) == ("first", None, None)
 
 
-def test_several_optimizers_are_known_by_their_submodules():
-    one = {"_target_": "torch.optim.SGD", "_partial_": True}
-    assert [*small_experiment(optimizer=one).optimizers] == [""]
-    several = small_experiment(optimizer={"generator": one, "critic": one})
+def test_several_optimizers_are_keyed_by_submodule():
+    sgd = {"_target_": "torch.optim.SGD", "_partial_": True}
+    assert [*small_experiment(optimizer=sgd).optimizers] == [""]
+    several = small_experiment(optimizer={"generator": sgd, "critic": sgd})
     assert {name: section.path for name, section in several.optimizers.items()} == {
         "generator": "optimizer.generator",
         "critic": "optimizer.critic",
     }
 
 
-def test_it_is_equal_to_one_of_the_same_config():
+def test_experiments_with_the_same_config_are_equal():
     assert Experiment(small_experiment().plain) == small_experiment() != small_experiment(seed=1)

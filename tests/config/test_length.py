@@ -1,4 +1,4 @@
-"""A run trains exactly the batches that its budget came to, and nothing else may decide how long it trains."""
+"""A run with a budget trains exactly the batches that the budget allows, and no other key may set its length."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_a_key_that_contradicts_a_budget_is_refused(changed: Any, key: str):
 @pytest.mark.parametrize("length", [1, 3, 19, 10_007])
 def test_a_run_trains_exactly_the_batches_of_its_budget(duration: str, length: int):
     for batches in (*range(1, 60), 999, 19 * 24, 123_457, 10**8 + 1):
-        asked = small_experiment(budget="5m", trainer={**TRAINER, "max_duration": duration})
-        settled = fitted(asked, batches, length)
+        experiment = small_experiment(budget="5m", trainer={**TRAINER, "max_duration": duration})
+        settled = fitted(experiment, batches, length)
         scaled = Time.parse(duration).scaled(settled.trainer.get("scale_schedule_ratio"), length)
         assert convert(scaled, TimeUnit.BATCH, None, length) == batches
         check_length(settled, scaled, length)
         with pytest.raises(WrongKey, match="would now train"):
             check_length(settled, Time(batches + 1, "ba"), length)
-        assert unmeasured(settled.plain) == {**asked.plain, "budget": "5m of training"}
+        assert unmeasured(settled.plain) == {**experiment.plain, "budget": "5m of training"}
 
 
 def test_epochs_of_unknown_length_are_refused():

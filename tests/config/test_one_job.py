@@ -1,3 +1,5 @@
+"""A command of one job is composed here, once; everything else is left to Hydra."""
+
 from __future__ import annotations
 
 import sys
@@ -21,18 +23,18 @@ SMALL = ("model=mlp", "callbacks=none")
 
 @pytest.fixture
 def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The overrides of each composition."""
-    found: list[Any] = []
+    """Return a list that collects the overrides of each composition."""
+    overrides_of: list[Any] = []
     with initialized(CONF):
         loader = type(GlobalHydra.instance().config_loader())
     load = loader.load_configuration
 
-    def count(loader: Any, config_name: Any, overrides: Any, *given: Any, **named: Any) -> Any:
-        found.append(list(overrides))
-        return load(loader, config_name, overrides, *given, **named)
+    def count(loader: Any, config_name: Any, overrides: Any, *args: Any, **kwargs: Any) -> Any:
+        overrides_of.append(list(overrides))
+        return load(loader, config_name, overrides, *args, **kwargs)
 
     monkeypatch.setattr(loader, "load_configuration", count)
-    return found
+    return overrides_of
 
 
 def test_a_command_is_composed_once(run_here: Any, composed: list[Any]):
@@ -40,24 +42,24 @@ def test_a_command_is_composed_once(run_here: Any, composed: list[Any]):
     assert composed == [[*SMALL, "hydra.mode=RUN"]]
 
 
-def test_the_config_is_that_of_hydra_s_own_main(
+def test_the_config_equals_that_of_hydra_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     typed = [*SMALL, "seed=3", "+vars.a=1", f"hydra.run.dir={tmp_path}", "hydra.sweep.dir=none"]
     typed += ["+hydra.job.env_set.MINE='yes'"]
-    found: list[Any] = []
+    configs: list[Any] = []
 
     def keep(config: Any) -> None:
-        its_hydra: Any = OmegaConf.to_container(HydraConfig.instance().cfg, resolve=True)
-        found.append((OmegaConf.to_container(config, resolve=True), its_hydra))
+        hydra_config: Any = OmegaConf.to_container(HydraConfig.instance().cfg, resolve=True)
+        configs.append((OmegaConf.to_container(config, resolve=True), hydra_config))
 
     run_one_job(keep, typed)
     monkeypatch.setattr(sys, "argv", ["runner", *typed])
     hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(keep)()
-    assert found[0] == found[1]
+    assert configs[0] == configs[1]
 
 
-def test_what_the_task_raises_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_error_of_the_task_is_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     def fail(config: Any) -> None:
         raise ValueError("seed=3: is odd")
 
@@ -65,17 +67,17 @@ def test_what_the_task_raises_is_raised(tmp_path: Path, capsys: pytest.CaptureFi
         run_one_job(fail, [*SMALL, f"hydra.run.dir={tmp_path}"])
 
 
-def test_a_mode_that_is_typed_is_what_hydra_makes_of_it(run_here: Any):
+def test_a_typed_mode_is_left_to_hydra(run_here: Any):
     assert "seed=1" in run_here("check", "hydra.mode=MULTIRUN", "seed=0,1", *SMALL, code=0).out
 
 
-def test_a_mode_in_a_file_of_the_user_is_what_hydra_makes_of_it(tmp_path: Path, run_here: Any):
+def test_a_mode_in_a_file_of_the_user_is_left_to_hydra(tmp_path: Path, run_here: Any):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")
     assert "seed=1" in run_here("check", "experiment=mine", "seed=0,1", *SMALL, code=0).out
 
 
-def test_none_of_our_files_makes_a_command_a_sweep():
+def test_no_file_of_conf_sets_the_mode_or_adds_hydra_callbacks():
     for file in CONF.rglob("*.yaml"):
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         assert "mode" not in (content.get("hydra") or {}), file
@@ -90,9 +92,9 @@ def test_none_of_our_files_makes_a_command_a_sweep():
         *("+hydra.callbacks.mine._target_=a.B", "+hydra/callbacks=log_job_return"),
     ],
 )
-def test_hydra_is_asked_where_something_else_may_decide(typed: str):
+def test_arguments_that_configure_hydra_are_left_to_hydra(typed: str):
     assert not is_one_job(["seed=1", typed])
 
 
-def test_other_keys_are_composed_here():
+def test_other_arguments_are_one_job():
     assert is_one_job(["seed=1", "~callbacks.x", "hydra.run.dir=a-b", "hydra/job_logging=none", "run_name=hydra.mode"])

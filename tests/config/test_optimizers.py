@@ -1,4 +1,4 @@
-"""Optimizers and schedules from a config: parameter groups, functions of the model, one for each submodule."""
+"""Optimizers and schedules from a config: parameter groups, functions of the model, an optimizer per submodule."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MLP = ("model=mlp", "algorithms=none", "callbacks=none", "trainer.device=cpu", "
 
 
 def configure_optimizers(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Parameter groups made from the model, as nanoGPT's method does it."""
-    decayed = [one for one in model.parameters() if one.ndim >= 2]
-    others = [one for one in model.parameters() if one.ndim < 2]
+    """Make parameter groups from the model, like the method of nanoGPT."""
+    decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
+    others = [weight for weight in model.parameters() if weight.ndim < 2]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate)
 
@@ -45,7 +45,7 @@ def load_nothing(seed: int = 0) -> Any:
 
 
 class GAN(Model):
-    """Steps its two networks in turn."""
+    """Steps its two networks alternately."""
 
     manual_optimization = True
 
@@ -106,15 +106,17 @@ def test_rules_work_with_every_optimizer(name: str, tmp_path: Path):
         trainer.fit()
 
 
-def test_rules_see_the_model_after_its_surgery(tmp_path: Path):
+def test_rules_group_the_parameters_after_surgery(tmp_path: Path):
     factorize = "+algorithms.factorize={_target_: runner.algorithms.Factorize, min_features: 8, latent_features: 4}"
     config = plain("optimizer=adamw", "+optimizer/param_groups=no_decay", factorize, "model.module.hidden=[32]")
     with made(config, tmp_path) as trainer:
         trainer.fit()
-        grouped = [one for group in trainer.state.optimizers[0].param_groups for one in group["params"]]
+        grouped = [weight for group in trainer.state.optimizers[0].param_groups for weight in group["params"]]
         names = dict(trainer.state.unwrapped_model.named_parameters())
     assert len(names) == 6  # two factors and a bias, twice
-    assert {id(one) for one in grouped} == {id(one) for one in names.values()} and len(grouped) == len(names)
+    assert {id(weight) for weight in grouped} == {id(weight) for weight in names.values()} and len(grouped) == len(
+        names
+    )
 
 
 def test_frozen_layers_stay_in_their_groups_and_stop_moving(tmp_path: Path):
@@ -132,7 +134,7 @@ def test_frozen_layers_stay_in_their_groups_and_stop_moving(tmp_path: Path):
 
 
 def train_with_rules() -> None:
-    """Trains digits for some batches with two rules, on the ranks there are, and saves the weights."""
+    """Train digits for 5 batches with two rules on all ranks, and save the weights."""
     config = plain("optimizer=adamw", "+optimizer/param_groups=[no_decay,layerwise]", "trainer.max_duration=5ba")
     with made(config, Path()) as trainer:
         trainer.fit()
@@ -140,15 +142,15 @@ def train_with_rules() -> None:
             torch.save(trainer.state.unwrapped_model.state_dict(), f"{get_world_size()}.pt")
 
 
-def test_two_ranks_step_the_groups_of_one_process(run_ranks: Any):
+def test_two_ranks_with_rules_train_like_one_process(run_ranks: Any):
     train_with_rules()
     run_ranks(program_of("config/test_optimizers", "train_with_rules"), 2)
-    one, two = (torch.load(f"{ranks}.pt", weights_only=True) for ranks in (1, 2))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, msg=name)
+    of_one_rank, of_two_ranks = (torch.load(f"{ranks}.pt", weights_only=True) for ranks in (1, 2))
+    for name, value in of_one_rank.items():
+        torch.testing.assert_close(of_two_ranks[name], value, msg=name)
 
 
-def test_nanogpts_function_groups_a_gpt(tmp_path: Path):
+def test_the_function_of_nanogpt_groups_a_gpt(tmp_path: Path):
     small = ("model.module.d_model=16", "data.eval_bytes=256", "data.batch_size=4", "data.context=16")
     config = plain("model=gpt", "data=stdlib_text", "scheduler=none", *small)
     target = {"_target_": f"{OWN}.configure_optimizers", "_partial_": True}
@@ -156,11 +158,11 @@ def test_nanogpts_function_groups_a_gpt(tmp_path: Path):
     with made(config, tmp_path) as trainer:
         model = trainer.state.unwrapped_model
         decayed, others = trainer.state.optimizers[0].param_groups
-        before = [one.clone() for one in model.parameters()]
+        before = [weight.clone() for weight in model.parameters()]
         trainer.fit()
-        assert any(not torch.equal(one, was) for one, was in zip(model.parameters(), before, strict=True))
-    assert {id(one) for one in decayed["params"]} == {id(one) for one in model.parameters() if one.ndim >= 2}
-    assert all(one.ndim == 1 for one in others["params"]) and others["params"]
+        assert not all(map(torch.equal, model.parameters(), before))
+    assert {*map(id, decayed["params"])} == {id(weight) for weight in model.parameters() if weight.ndim >= 2}
+    assert all(weight.ndim == 1 for weight in others["params"]) and others["params"]
 
 
 def test_a_resumed_run_may_have_another_rate_for_all_groups_but_no_other_groups(tmp_path: Path):
@@ -178,7 +180,7 @@ def test_a_resumed_run_may_have_another_rate_for_all_groups_but_no_other_groups(
         made(faster | {"optimizer": config["optimizer"] | {"param_groups": {}}}, tmp_path, saved)
 
 
-def test_a_function_of_the_model(tmp_path: Path):
+def test_an_optimizer_can_be_a_function_of_the_model(tmp_path: Path):
     config = plain("scheduler=none")
     target = {"_target_": f"{OWN}.configure_optimizers", "_partial_": True}
     config["optimizer"] = target | {"learning_rate": 0.01, "weight_decay": 0.1}
@@ -204,7 +206,7 @@ def test_a_function_of_the_model(tmp_path: Path):
         ({"_target_": "torch.optim.SGD", "lr": 0.1, "param_groups": {"a": 1}}, "param_groups.a=1: must be a rule"),
     ],
 )
-def test_what_is_wrong_is_said_before_data_is_read(optimizer: dict[str, Any], message: str, tmp_path: Path):
+def test_a_wrong_optimizer_is_refused_before_data_is_read(optimizer: dict[str, Any], message: str, tmp_path: Path):
     config = plain()
     config["data"] = {"_target_": f"{OWN}.load_nothing"}
     config["optimizer"] = {**optimizer, "_partial_": True}
@@ -213,7 +215,7 @@ def test_what_is_wrong_is_said_before_data_is_read(optimizer: dict[str, Any], me
 
 
 def test_alternating_steps_with_an_optimizer_for_each_submodule(tmp_path: Path):
-    """A GAN, with the file of a user's own that docs/configs.md shows."""
+    """Train a GAN with the optimizer file that docs/configs.md shows."""
     text = (CONF.parent / "docs" / "configs.md").read_text(encoding="utf-8")
     shown = re.search(r"```yaml\n(defaults:\n  - adam@generator\n.*?)```", text, re.DOTALL)
     assert shown is not None
@@ -224,14 +226,13 @@ def test_alternating_steps_with_an_optimizer_for_each_submodule(tmp_path: Path):
     config["model"] = {"_target_": f"{OWN}.GAN"}
     config["data"] = {"_target_": f"{OWN}.load_pairs"}
     with made(config, tmp_path) as trainer:
-        before = [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
-        generate, discriminate = trainer.state.optimizers
-        assert [one.defaults["lr"] for one in (generate, discriminate)] == [2e-4, 1e-4]
+        before = [weight.detach().clone() for weight in trainer.state.unwrapped_model.parameters()]
+        assert [optimizer.defaults["lr"] for optimizer in trainer.state.optimizers] == [2e-4, 1e-4]
         trainer.fit()
         moved = [
             (a - b).abs().max().item() for a, b in zip(trainer.state.unwrapped_model.parameters(), before, strict=True)
         ]
-    assert all(0 < one < 3e-3 for one in moved)
+    assert all(0 < distance < 3e-3 for distance in moved)
 
 
 @pytest.mark.parametrize(
@@ -241,12 +242,12 @@ def test_alternating_steps_with_an_optimizer_for_each_submodule(tmp_path: Path):
         ({"lr": 1}, "optimizer={'lr': 1}: needs a `_target_`; choose a file of conf/optimizer/"),
     ],
 )
-def test_a_section_without_a_target_is_named(optimizer: dict[str, Any], message: str):
+def test_an_optimizer_section_without_a_target_is_named(optimizer: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         build.check(Experiment({**plain(), "optimizer": optimizer}))
 
 
-def test_a_name_that_is_no_submodule_is_refused_before_data_is_read(tmp_path: Path):
+def test_an_optimizer_of_an_unknown_submodule_is_refused_before_data_is_read(tmp_path: Path):
     config = plain()
     config["optimizer"] = {"modul": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1}}
     config["data"] = {"_target_": f"{OWN}.load_nothing"}
@@ -262,10 +263,10 @@ def test_a_function_of_the_timestamp_is_a_schedule(tmp_path: Path):
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == 0.1 * 0.25
 
 
-def test_a_schedule_that_watches_a_metric(tmp_path: Path):
+def test_a_scheduler_can_be_an_algorithm_that_watches_a_metric(tmp_path: Path):
     with made(plain("scheduler=reduce_on_plateau", "scheduler.patience=3ep"), tmp_path) as trainer:
-        (one,) = trainer.state.algorithms
-        assert isinstance(one, ReduceOnPlateau) and one.config_key == "scheduler"
+        (algorithm,) = trainer.state.algorithms
+        assert isinstance(algorithm, ReduceOnPlateau) and algorithm.config_key == "scheduler"
     config = plain("scheduler=reduce_on_plateau", "scheduler.monitor=los")
     with (
         made(config, tmp_path) as trainer,

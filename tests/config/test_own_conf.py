@@ -34,7 +34,7 @@ MINE = ("experiment=mine", "~callbacks.mlflow_logger", "~callbacks.learning_curv
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write files, given by their paths."""
+    """Write texts to files by their paths."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -42,7 +42,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def project(folder: Path) -> Path:
-    """A working directory with a model, a callback, an experiment and values of its own in `conf/`."""
+    """A working directory whose `conf/` has a model, a callback, an experiment and variables."""
     write(folder / "conf", FILES)
     return folder
 
@@ -69,7 +69,7 @@ def test_a_project_trains_resumes_and_runs_again(project: Path, run_here: Any):
 
 
 @pytest.mark.slow
-def test_check_and_a_sweep_read_it(project: Path, run_here: Any):
+def test_check_and_a_sweep_read_conf_of_the_folder(project: Path, run_here: Any):
     assert "welcome" not in run_here("check", code=0).out
     checked = run_here("check", *MINE, code=0)
     assert "OwnModel" in checked.out
@@ -81,12 +81,12 @@ def test_check_and_a_sweep_read_it(project: Path, run_here: Any):
     assert units == [3, 4]
 
 
-def test_two_ranks_read_it(project: Path, run_app: Any):
+def test_two_ranks_read_conf_of_the_folder(project: Path, run_app: Any):
     done = run_app(*MINE, "trainer.max_duration=1ba", "launch.nproc_per_node=2")
     assert done.stdout.count("welcome OwnModel") == 2 and done.stderr.count(READ) == 1
 
 
-def test_a_mistake_in_an_own_choice_names_the_choices_of_the_folder(project: Path, run_here: Any):
+def test_a_misspelled_choice_is_corrected_from_conf_of_the_folder(project: Path, run_here: Any):
     said = run_here("model=onw", code=2).err
     assert "model=onw: no such choice; did you mean 'own'?" in said
     assert "did you mean +callbacks=greeter?" in run_here("greeter", code=2).err
@@ -135,27 +135,27 @@ BASE = "# @package _global_\ntrainer: {max_epochs: 3}\n"
     ],
     ids=str,
 )
-def test_what_is_wrong_in_a_file_names_the_file(
+def test_a_mistake_in_a_file_names_the_file(
     project: Path, run_here: Any, files: dict[str, str], typed: list[str], message: str
 ):
     write(project / "conf", files)
     assert message in run_here(*typed, code=2).err
 
 
-def test_what_is_typed_names_no_file(project: Path, run_here: Any):
+def test_a_mistake_in_the_command_names_no_file(project: Path, run_here: Any):
     write(project / "conf", {"model/mine.yaml": "_target_: own.OwnModel\nunits: 3\n"})
     assert "mine.yaml" not in run_here("model=mine", "model.units=x", code=2).err
     assert "mine.yaml" not in run_here("model=supervised", "+model.metrics.f1=F1Score", code=2).err
 
 
-def test_what_is_typed_comes_first(project: Path, run_here: Any):
+def test_a_typed_config_dir_replaces_conf_of_the_folder(project: Path, run_here: Any):
     write(project / "other", {"model/other.yaml": "_target_: own.OwnModel\n"})
     made = run_here("check", "--config-dir=other", "model=other", code=0)
     assert READ not in made.err
     assert "model=own: no such choice" in run_here("--config-dir=other", "model=own", code=2).err
 
 
-def test_a_saved_run_keeps_the_folder_that_it_had(project: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_rerun_reads_the_conf_of_the_saved_run(project: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     run_here(*MINE, "trainer.max_duration=1ba", code=0)
     (run,) = run_folders(project)
     elsewhere = project / "elsewhere"
@@ -165,7 +165,7 @@ def test_a_saved_run_keeps_the_folder_that_it_had(project: Path, run_here: Any, 
     assert READ not in again.err and "of the run is used again" in again.err and "welcome" in again.out
 
 
-def test_a_config_of_another_project_replaces_nothing_unsaid(
+def test_files_of_conf_with_names_of_the_runner_are_reported_and_not_read(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -180,7 +180,7 @@ def test_a_config_of_another_project_replaces_nothing_unsaid(
     assert said.count("\n") == 1 and "conf/experiment/<name>.yaml" in said
 
 
-def test_the_folder_of_the_runner_itself_is_not_read_twice(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+def test_conf_of_the_runner_is_not_read_twice(capfd: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONF.parent)
     assert find_own_conf([], CONF) == [] and capfd.readouterr().err == ""
 
@@ -199,7 +199,7 @@ CONFIGURING_HYDRA = [
 
 
 @pytest.mark.parametrize("files", CONFIGURING_HYDRA, ids=str)
-def test_composing_runs_nothing_of_a_folder_that_was_found(project: Path, run_here: Any, files: dict[str, str]):
+def test_a_conf_that_configures_hydra_is_not_read_and_runs_no_code(project: Path, run_here: Any, files: dict[str, str]):
     (project / "own.py").write_text("class Evil:\n    def __init__(self): open('executed', 'w')\n\nevil = Evil\n")
     write(project / "conf", files)
     (file,) = files
@@ -211,13 +211,13 @@ def test_composing_runs_nothing_of_a_folder_that_was_found(project: Path, run_he
     assert not (project / "executed").exists()
 
 
-def test_settings_of_a_sweep_are_no_reason_to_refuse_a_folder(project: Path, run_here: Any):
+def test_a_conf_with_sweep_settings_is_read(project: Path, run_here: Any):
     write(project / "conf", {"sweep/mine.yaml": "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"})
     ended = run_here("-m", "sweep=mine", *SHORT, "trainer.max_duration=1ba", "callbacks=none", code=0)
     assert ended.err.startswith(f"{READ}\n") and "seed" in ended.out
 
 
-def test_values_of_ones_own_are_in_vars(tmp_path: Path, run_here: Any):
+def test_variables_of_the_user_are_keys_of_vars(tmp_path: Path, run_here: Any):
     run_here("check", "+vars.paths.size=32", "data.batch_size=${vars.paths.size}", code=0)
     for wrong in ("vars=laptop", "vars=null"):
         said = run_here(wrong, code=2).err
@@ -239,4 +239,4 @@ def test_a_file_in_another_encoding_is_named(folder: Path, run_here: Any, conten
     (folder / "conf" / "experiment" / "mine.yaml").write_bytes(content)
     done = run_here("explain", "experiment=mine", code=2)
     assert f"error: conf/experiment/mine.yaml: {message}" in done.err
-    run_here("explain", "experiment=digits_plain", code=0)  # which does not read it
+    run_here("explain", "experiment=digits_plain", code=0)  # does not read that file

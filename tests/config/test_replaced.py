@@ -1,4 +1,4 @@
-"""Choices typed beside a recipe: the recipe's keys for its own choice go with that choice."""
+"""A choice typed beside a recipe: keys that the recipe sets for its replaced choice are dropped too."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def settle(*overrides: str) -> tuple[dict[str, Any], list[str]]:
             "experiment=digits_fast optimizer=adamw optimizer.lr=0.5",
             "algorithms.schedule_free.beta algorithms.schedule_free.bn_batches optimizer.betas",
         ),
-        ("experiment=imagefolder_medium scheduler=constant", "scheduler.t_warmup"),  # of the recipe that it is based on
+        ("experiment=imagefolder_medium scheduler=constant", "scheduler.t_warmup"),  # set by the base recipe
         ("optimizer=adamw", ""),
     ],
 )
-def test_keys_of_a_recipe_go_with_its_choice(overrides: str, dropped: str):
+def test_keys_for_a_replaced_choice_are_dropped(overrides: str, dropped: str):
     assert settle(*overrides.split())[1] == dropped.split()
 
 
-def test_a_choice_beside_a_recipe_has_its_own_defaults():
+def test_a_choice_that_replaces_one_of_a_recipe_keeps_its_defaults():
     chosen, _ = settle("experiment=digits_plain", "optimizer=adamw")
     usual, _ = settle("optimizer=adamw")
     assert chosen["optimizer"] == usual["optimizer"]
@@ -53,7 +53,7 @@ def test_a_choice_beside_a_recipe_has_its_own_defaults():
     assert chosen["model"] == usual["model"] and chosen["data"]["batch_size"] == 32
 
 
-def test_a_replaced_choice_trains_and_is_rerun_with_one_line(folder: Path, run_here: Any):
+def test_a_run_with_dropped_keys_says_so_in_one_line_and_can_be_rerun(folder: Path, run_here: Any):
     typed = (*SHORT, "experiment=digits_plain", "callbacks=none", "algorithms=none", "optimizer=adamw")
     said = "INFO: these keys of the recipe go with the choices that are replaced: "
     done = run_here(*typed, code=0)
@@ -62,11 +62,11 @@ def test_a_replaced_choice_trains_and_is_rerun_with_one_line(folder: Path, run_h
     again = run_here("rerun", str(run), code=0)
     assert "conf/ has changed" not in again.err
     (other,) = {*run_folders(folder)} - {run}
-    records = [yaml.safe_load((one / "config.yaml").read_text()) for one in (run, other)]
+    records = [yaml.safe_load((path / "config.yaml").read_text()) for path in (run, other)]
     assert records[0]["optimizer"] == records[1]["optimizer"] and "momentum" not in records[0]["optimizer"]
 
 
-def test_a_sweep_over_optimizers_keeps_the_keys_of_the_recipe_for_its_own(folder: Path, run_here: Any):
+def test_a_sweep_over_optimizers_drops_keys_only_for_replaced_choices(folder: Path, run_here: Any):
     typed = (*SHORT, "experiment=digits_plain", "callbacks=none", "optimizer=sgd,adamw")
     done = run_here("-m", *typed, code=0)
     assert done.err.count("INFO: these keys of the recipe") == 1

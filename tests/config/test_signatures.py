@@ -1,3 +1,5 @@
+"""Sections of a config are checked against the signatures of their targets before anything is built."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -73,7 +75,7 @@ def section(target: str, /, **keys: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_fits_passes(fitting: Mapping[str, Any]):
+def test_a_section_that_fits_its_signature_passes(fitting: Mapping[str, Any]):
     check_signature("group.key", fitting)
 
 
@@ -105,7 +107,7 @@ def test_what_fits_passes(fitting: Mapping[str, Any]):
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named(wrong: Mapping[str, Any], message: str):
+def test_an_argument_that_does_not_fit_is_named(wrong: Mapping[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         check_signature("group.key", wrong)
 
@@ -146,20 +148,20 @@ def test_a_target_that_cannot_be_imported_says_why(target: Any, message: str, tm
         locate("x", target)
 
 
-def test_located_things_are_the_things():
+def test_locate_returns_the_imported_object():
     assert locate("x", "pathlib.Path") is Path
     assert locate("x", "collections.abc.Mapping") is Mapping
     assert locate("x", "pathlib.Path.cwd")() == Path.cwd()
 
 
-def test_annotations_that_are_no_strings_are_read_too():
+def test_annotations_that_are_not_strings_are_checked():
     sgd = {"_target_": "torch.optim.SGD", "_partial_": True}
     check_signature("optimizer", {**sgd, "lr": 1, "nesterov": True})
     with pytest.raises(ValueError, match=r"optimizer.lr='fast': torch.optim.SGD takes a number$"):
         check_signature("optimizer", {**sgd, "lr": "fast"})
 
 
-def test_what_is_called_in_training_is_to_be_partial():
+def test_a_target_called_in_training_must_be_partial():
     with pytest.raises(
         ValueError, match="optimizer: torch.optim.SGD gets params only during training.*'_partial_: true'"
     ):

@@ -1,3 +1,5 @@
+"""Runs that are killed before their first or after their last checkpoint can be resumed."""
+
 from __future__ import annotations
 
 import json
@@ -12,7 +14,7 @@ from kept_runs import QUIET, SHORT, status, tree, weights
 from python_process import run_python, wait_until
 from stores import query
 
-# A user's code: kills the process, or gets it killed, at one point, unless the file `spared` exists.
+# Code of a user that kills the process at a batch or after the last checkpoint, unless the file `spared` exists.
 OWN = """
 import os, signal
 from runner.callbacks import CheckpointSaver
@@ -42,24 +44,24 @@ class KilledAfterTheLast(CheckpointSaver):
 
 
 def in_mlflow(folder: Path) -> tuple[list[Any], list[int]]:
-    """Statuses of all runs, and the steps at which they logged their losses, in order."""
+    """Return the statuses of all runs, and the steps at which they logged their losses, in order."""
     store = folder / "outputs" / "mlflow.db"
     statuses = query(store, "select status from runs")
     steps = query(store, "select step from metrics where key = 'loss/train/total' order by step")
-    return [one for (one,) in statuses], [one for (one,) in steps]
+    return [status for (status,) in statuses], [step for (step,) in steps]
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start(tmp_path: Path, run_app: Any):
+def test_a_run_killed_before_its_first_checkpoint_resumes_from_the_start(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
     start = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
     killer = ("+callbacks.own._target_=own.Killed", "+callbacks.own.batch=2")
     run_app(*start, *killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
     run = tmp_path / "run"
     assert status(run) == "RUNNING" and not (run / "checkpoints").exists()
-    refused = run_app("resume", "run", "seed=1", exit_code=2)  # its first values are logged already
+    refused = run_app("resume", "run", "seed=1", exit_code=2)  # values were logged with the first config
     assert refused.stderr.splitlines()[1].endswith("the run was trained with a different config so far:")
-    (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if it was killed while saving
+    (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if killed while saving
     (run / "checkpoints" / ".ep1-ba3.partial-1" / "manifest.json").write_text('{"fil')
 
     (tmp_path / "spared").touch()
@@ -75,10 +77,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
 
 
 @pytest.mark.slow
-def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Path, run_app: Any):
+def test_a_run_that_saved_checkpoints_never_resumes_from_the_start(tmp_path: Path, run_app: Any):
     run_app(*SHORT, *QUIET, "hydra.run.dir=run", "callbacks.checkpoint_saver.folder=deep/er")
     before = tree(tmp_path / "run")
-    refused = run_app("resume", "run", exit_code=2)  # they are where its config says, and the message names that place
+    refused = run_app("resume", "run", exit_code=2)  # the message names the folder of the config
     assert "no complete checkpoint there" in refused.stderr
     for manifest in (tmp_path / "run").rglob("manifest.json"):
         manifest.unlink()
@@ -95,7 +97,7 @@ def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_quietly(tmp_path: Path, run_app: Any):
+def test_resuming_a_run_killed_after_its_last_checkpoint_only_finishes_it(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
     callbacks = "callbacks=[mlflow_logger,checkpoint_saver,learning_curves]"
     killer = "callbacks.checkpoint_saver._target_=own.KilledAfterTheLast"
@@ -116,7 +118,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_quietly(tmp
 
 
 @pytest.mark.slow
-def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
+def test_a_restart_by_torchrun_after_the_last_checkpoint_finishes_the_run(tmp_path: Path):
     (tmp_path / "own.py").write_text(
         "import os, signal\n"
         "from runner import Callback\n"
@@ -133,7 +135,7 @@ def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
     assert "error" not in [line.partition(":")[0] for line in done.stderr.splitlines()]
 
 
-def test_a_damaged_checkpoint_is_said_once_by_all_ranks_together(tmp_path: Path, run_app: Any):
+def test_a_damaged_checkpoint_is_reported_once_for_all_ranks(tmp_path: Path, run_app: Any):
     ranks = "launch.nproc_per_node=2"
     run_app(*SHORT, *QUIET, ranks, "hydra.run.dir=run")
     (tmp_path / "run/checkpoints/ep2-ba6/model.pt").write_bytes(b"")

@@ -18,7 +18,7 @@ from torch import nn
 
 
 class Undefined(ClassificationModel):
-    \"\"\"Has a metric that is not a number, of a training that goes well.\"\"\"
+    \"\"\"Trains well, but its evaluation loss is nan.\"\"\"
 
     def __init__(self):
         super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
@@ -28,6 +28,7 @@ class Undefined(ClassificationModel):
 """
 QUIET = (*SHORT, "callbacks=[checkpoint_saver]")
 HOT = "optimizer.lr=1e30"
+UNDEFINED = ("~model", "+model._target_=own.Undefined", *(argument for argument in QUIET if argument != "model=mlp"))
 
 
 def status(folder: Path) -> str:
@@ -49,18 +50,17 @@ def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_pat
     assert query(tmp_path, "select status from runs") == [("FAILED",)]
 
 
-def test_who_means_it_lets_it_end_well(run_here: Any, tmp_path: Path):
+def test_allow_divergence_records_the_run_as_finished(run_here: Any, tmp_path: Path):
     done = run_here(*QUIET, HOT, "--allow-divergence", code=0)
     assert "diverged" not in done.err
     assert [status(folder) for folder in run_folders(tmp_path)] == ["FINISHED"]
 
 
-def test_so_has_one_whose_objective_is_not_finite(run_here: Any, tmp_path: Path):
+def test_a_run_whose_objective_is_not_finite_has_diverged(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
-    own = ("~model", "+model._target_=own.Undefined", *(one for one in QUIET if one != "model=mlp"))
-    done = run_here(*own, "objective=eval/loss", code=3)
+    done = run_here(*UNDEFINED, "objective=eval/loss", code=3)
     assert "error: the run has diverged: objective eval/loss is nan" in done.err
-    run_here(*own, "objective=eval/MulticlassAccuracy", code=0)
+    run_here(*UNDEFINED, "objective=eval/MulticlassAccuracy", code=0)
     assert sorted(status(folder) for folder in run_folders(tmp_path)) == ["DIVERGED", "FINISHED"]
 
 
@@ -73,7 +73,7 @@ def test_so_has_one_whose_objective_is_not_finite(run_here: Any, tmp_path: Path)
     ],
     ids=lambda ender: ender[0].partition("=")[2],
 )
-def test_what_ends_a_diverging_run_ends_it_as_diverged(run_here: Any, tmp_path: Path, ender: tuple[str, ...]):
+def test_a_run_that_a_monitor_or_guard_ends_is_diverged(run_here: Any, tmp_path: Path, ender: tuple[str, ...]):
     done = run_here(*QUIET, HOT, *ender, code=3)
     assert "error: the run has diverged: " in done.err and "Traceback" not in done.err
     (folder,) = run_folders(tmp_path)
@@ -81,27 +81,25 @@ def test_what_ends_a_diverging_run_ends_it_as_diverged(run_here: Any, tmp_path: 
     assert result["status"] == "DIVERGED" and result["error"]["code"] == "diverged" and not result["trace"]
 
 
-def test_a_guard_that_ends_the_first_batch_is_no_wrong_config(run_here: Any, tmp_path: Path):
+def test_a_guard_that_ends_the_first_batch_reports_divergence_not_a_wrong_config(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN.replace("1.0 if self.training else math.nan", "math.nan"))
-    own = ("~model", "+model._target_=own.Undefined", *(one for one in QUIET if one != "model=mlp"))
-    done = run_here(*own, "+algorithms=nan_guard", "algorithms.nan_guard.policy=raise", code=3)
+    done = run_here(*UNDEFINED, "+algorithms=nan_guard", "algorithms.nan_guard.policy=raise", code=3)
     assert "epoch 1, batch 1" in done.err
 
 
 @pytest.mark.slow
-def test_a_loss_of_another_rank_ends_the_run_as_diverged(run_here: Any, tmp_path: Path):
+def test_a_loss_that_is_not_finite_on_another_rank_ends_the_run_as_diverged(run_here: Any, tmp_path: Path):
     text = OWN.replace("self.training", "get_global_rank() == 0").replace(
         "import Callback", "import Callback, get_global_rank"
     )
     (tmp_path / "own.py").write_text(text)
-    own = ("~model", "+model._target_=own.Undefined", *(one for one in QUIET if one != "model=mlp"))
-    done = run_here(*own, "+callbacks=nan_monitor", "launch.nproc_per_node=2", code=3)
+    done = run_here(*UNDEFINED, "+callbacks=nan_monitor", "launch.nproc_per_node=2", code=3)
     assert "error: the run has diverged: the loss is nan on rank 1, epoch 1, batch 1" in done.err
     assert "Traceback" not in done.err and "failed" not in done.err
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_and_says_so_in_a_row(run_here: Any, tmp_path: Path):
+def test_a_sweep_continues_after_a_diverged_job_and_lists_it(run_here: Any, tmp_path: Path):
     sweep = ("-m", "optimizer.lr=1e30,0.01", *QUIET)
     done = run_here(*sweep, code=0)
     assert "lr1e+30-mlp-digits: DIVERGED" in done.err and "the run has diverged" in done.err
@@ -116,7 +114,7 @@ def test_a_sweep_goes_on_and_says_so_in_a_row(run_here: Any, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [(), ("-m", "seed=0,1")], ids=["one run", "a sweep"])
-def test_ranks_agree_that_they_have_diverged(run_app: Any, tmp_path: Path, launch: tuple[str, ...]):
+def test_two_ranks_report_divergence_once(run_app: Any, tmp_path: Path, launch: tuple[str, ...]):
     done = run_app(*launch, *QUIET, HOT, "launch.nproc_per_node=2", exit_code=0 if launch else 3)
     assert done.stderr.count("the run has diverged") == 1
     assert "Traceback" not in done.stderr

@@ -1,3 +1,5 @@
+"""The record of an evaluation: digests of its data, size and metrics, by which runs can be compared."""
+
 from __future__ import annotations
 
 import random
@@ -21,7 +23,7 @@ TARGETS = torch.arange(12) % 2
 
 
 class Read(Dataset[Any]):
-    """Samples that are made when they are asked for."""
+    """Make samples when they are read."""
 
     def __init__(self, offset: float = 0.0) -> None:
         self.offset = offset
@@ -34,7 +36,7 @@ class Read(Dataset[Any]):
 
 
 class Noisy(Read):
-    """Samples with noise, drawn in all the ways there are."""
+    """Samples with noise from each of the three generators: Python, NumPy and torch."""
 
     def __getitem__(self, index: int) -> Any:
         noise = random.random() + float(numpy.random.rand()) + torch.rand(3)
@@ -42,9 +44,9 @@ class Noisy(Read):
 
 
 class Halved(torchmetrics.Metric):
-    """A metric whose code is here."""
+    """A metric defined in this file."""
 
-    def update(self, *given: Any) -> None: ...
+    def update(self, *batch: Any) -> None: ...
 
     def compute(self) -> torch.Tensor:
         return torch.tensor(0.5)
@@ -59,16 +61,16 @@ def inputs() -> torch.Tensor:
     return torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
 
-def held(images: torch.Tensor) -> Any:
+def in_memory(images: torch.Tensor) -> Any:
     return TensorLoader(images, TARGETS[: len(images)], batch_size=4, shuffle=False)
 
 
 def describe(folder: Path, data: Any = None, kind: Any = ClassificationModel, subset: int | None = None) -> Any:
-    """The evaluation that a run of one batch records."""
-    loader = held(inputs()) if data is None else data
+    """Train one batch, and return the recorded evaluation."""
+    loader = in_memory(inputs()) if data is None else data
     with tiny_trainer(
         model=kind(nn.Linear(3, 2), 2),
-        train_dataloader=held(inputs()),
+        train_dataloader=in_memory(inputs()),
         eval_dataloader=Evaluator("eval", loader, subset_num_batches=subset),
         max_duration="1ba",
         run_dir=folder / "run",
@@ -77,12 +79,12 @@ def describe(folder: Path, data: Any = None, kind: Any = ClassificationModel, su
         return describe_evaluators(trainer.state)
 
 
-def changed(one: dict[str, str], other: dict[str, str]) -> set[str]:
-    assert one.keys() == other.keys()
-    return {key for key in one if one[key] != other[key]}
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {key for key in before if before[key] != after[key]}
 
 
-def test_equal_evaluators_are_equal_whatever_the_weights(tmp_path: Path):
+def test_the_description_does_not_depend_on_the_weights(tmp_path: Path):
     torch.manual_seed(0)
     first = describe(tmp_path / "a")
     torch.manual_seed(1)
@@ -90,13 +92,15 @@ def test_equal_evaluators_are_equal_whatever_the_weights(tmp_path: Path):
     assert first["eval:size"] == "12"
 
 
-def test_other_data_are_found_in_memory_and_read(tmp_path: Path):
-    assert changed(describe(tmp_path / "a"), describe(tmp_path / "b", held(inputs() + 1))) == {"eval:data"}
-    found = [describe(tmp_path / str(at), DataLoader(Read(at), batch_size=4)) for at in (0.0, 0.0, 1.0)]
-    assert found[0] == found[1] and changed(found[0], found[2]) == {"eval:data"}
+def test_other_data_change_the_digest_in_memory_or_read(tmp_path: Path):
+    assert changed(describe(tmp_path / "a"), describe(tmp_path / "b", in_memory(inputs() + 1))) == {"eval:data"}
+    first, same, other = (
+        describe(tmp_path / str(offset), DataLoader(Read(offset), batch_size=4)) for offset in (0.0, 0.0, 1.0)
+    )
+    assert first == same and changed(first, other) == {"eval:data"}
 
 
-def test_data_with_noise_are_equal_and_draw_from_no_generator_of_the_run(tmp_path: Path):
+def test_noisy_data_have_one_digest_and_leave_the_generators_of_the_run_alone(tmp_path: Path):
     digests = set()
     for seed in (0, 1):
         random.seed(seed)
@@ -104,41 +108,41 @@ def test_data_with_noise_are_equal_and_draw_from_no_generator_of_the_run(tmp_pat
         torch.manual_seed(seed)
         loader = DataLoader(Noisy(), batch_size=4)
         with tiny_trainer(
-            train_dataloader=held(inputs()),
+            train_dataloader=in_memory(inputs()),
             eval_dataloader=loader,
             max_duration="1ba",
             run_dir=tmp_path / str(seed),
         ) as trainer:
             before = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
-            found = describe_evaluators(trainer.state)
+            evaluation = describe_evaluators(trainer.state)
             after = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
         assert after == before
-        digests.add(found["eval:data"])
+        digests.add(evaluation["eval:data"])
     assert len(digests) == 1
 
 
-def test_a_value_of_one_class_is_measured_by_its_metric():
+def test_the_value_of_one_class_is_evaluated_by_its_metric():
     result = Result("FINISHED", "run", "", [], evaluation={"eval:data": "d", "eval:size": "12", "eval/F1": "c"})
     assert result.evaluated_by("eval/F1/class_3") == result.evaluated_by("eval/F1")
     assert result.evaluated_by("eval/F1") == {"data": "d", "size": "12", "metric's code": "c"}
     assert result.evaluated_by("loss")["metric's code"] is None
 
 
-def test_fewer_samples_and_fewer_batches_are_another_size(tmp_path: Path):
+def test_fewer_samples_or_batches_change_the_size(tmp_path: Path):
     whole = describe(tmp_path / "a")
-    assert changed(whole, describe(tmp_path / "b", held(inputs()[:8]))) == {"eval:data", "eval:size"}
+    assert changed(whole, describe(tmp_path / "b", in_memory(inputs()[:8]))) == {"eval:data", "eval:size"}
     assert changed(whole, describe(tmp_path / "c", subset=2)) == {"eval:size"}
 
 
-def test_another_loss_is_found_and_so_are_other_settings_of_a_metric(tmp_path: Path):
+def test_another_loss_metric_or_setting_of_a_metric_changes_its_digest(tmp_path: Path):
     assert changed(describe(tmp_path / "a"), describe(tmp_path / "b", kind=OtherLoss)) == {"eval/loss"}
 
     def with_metric(metric: torchmetrics.Metric) -> Any:
         return lambda module, classes: ClassificationModel(module, classes, metrics={"mine": metric})
 
-    def find(name: str, metric: torchmetrics.Metric) -> Any:
+    def describe_metric(name: str, metric: torchmetrics.Metric) -> Any:
         return describe(tmp_path / name, kind=with_metric(metric))
 
     top_1, top_2 = (MulticlassAccuracy(2, top_k=k) for k in (1, 2))
-    assert changed(find("c", top_1), find("d", top_2)) == {"eval/mine"}
-    assert changed(find("e", top_1), find("f", Halved())) == {"eval/mine"}
+    assert changed(describe_metric("c", top_1), describe_metric("d", top_2)) == {"eval/mine"}
+    assert changed(describe_metric("e", top_1), describe_metric("f", Halved())) == {"eval/mine"}

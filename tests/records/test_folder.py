@@ -1,4 +1,4 @@
-"""Folders of runs: each belongs to one run, and is removed again if it stays empty."""
+"""Folders of runs: each belongs to one run, and is removed if it stays empty."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from runner.records.result import Result
 from runner.timing.time import Timestamp
 
 
-def test_folders_made_in_one_second_differ(tmp_path: Path):
+def test_folders_made_in_one_second_differ_and_empty_ones_are_removed(tmp_path: Path):
     remove_unused()
     folders = [make_run_folder(str(tmp_path / "outputs")) for _ in range(5)]
     assert len({*folders}) == 5
@@ -47,10 +47,10 @@ def test_folders_made_in_one_second_differ(tmp_path: Path):
 @pytest.mark.parametrize(
     ("verb", "is_in_place"), [("train", True), ("prove", True), ("check", False), ("explain", False)]
 )
-def test_what_leaves_nothing_needs_no_place_to_write(
+def test_verbs_that_leave_nothing_use_a_temporary_folder(
     verb: str, is_in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_folder, "_leaves_nothing", False)  # as it will be again
+    monkeypatch.setattr(run_folder, "_leaves_nothing", False)  # restored at the end of the test
     run_folder.use(VERBS[verb])
     register_resolver()
     config = OmegaConf.create({"dir": f"${{run_folder:{tmp_path / 'outputs'}}}"})
@@ -60,7 +60,7 @@ def test_what_leaves_nothing_needs_no_place_to_write(
     assert not folder.exists() and list(tmp_path.iterdir()) == []
 
 
-def test_a_run_replaces_nothing_that_no_run_has_written(tmp_path: Path):
+def test_a_run_refuses_a_folder_with_files_of_others(tmp_path: Path):
     check_unused(tmp_path / "none")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").touch()
@@ -74,7 +74,7 @@ def test_a_run_replaces_nothing_that_no_run_has_written(tmp_path: Path):
     check_unused(tmp_path)
 
 
-def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
+def test_a_refused_run_removes_its_locked_folder(tmp_path: Path):
     folder = tmp_path / "run"
     folder.mkdir()
     lock = lock_file(folder / LOCK)
@@ -84,7 +84,7 @@ def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
     assert not folder.exists()
 
 
-def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
+def test_a_second_process_cannot_train_in_the_same_folder(tmp_path: Path):
     holds = "import sys; from pathlib import Path; from runner.files.lock import lock_file; "
     holds += "file = lock_file(Path(sys.argv[1])); "
     other = subprocess.Popen(
@@ -103,7 +103,7 @@ def test_a_single_run_has_its_folder_to_itself(tmp_path: Path):
         pass
 
 
-def test_the_folder_where_the_user_stands_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_working_directory_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongConfig), removed_when_refused(tmp_path):
         raise WrongConfig("no")
@@ -111,7 +111,7 @@ def test_the_folder_where_the_user_stands_is_never_removed(tmp_path: Path, monke
 
 
 def save(run: Path, name: str, seconds: int) -> Path:
-    """Make the names and times of a checkpoint that was complete a number of seconds after 1970."""
+    """Make a checkpoint with a manifest only, saved at a time in seconds since 1970."""
     manifest = run / "checkpoints" / name / "manifest.json"
     manifest.parent.mkdir(parents=True, exist_ok=True)
     facts = {"model.pt": {"size": 0, "sha256": ""}}
@@ -134,7 +134,7 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
     (jobs / SWEEP).write_text("{}")
     assert latest_run() == jobs / "lr0.1"
     save(day / "10-00-00", "ep1", 100)
-    assert latest_run() == day / "10-00-00"  # a run of its own, though a job of a sweep saved later
+    assert latest_run() == day / "10-00-00"  # a single run comes before a job of a sweep that saved later
     save(other, "ep1", 300)
     assert latest_run() == other
     save(day / "10-00-00", "ep2", 400)  # resumed
@@ -169,7 +169,7 @@ def test_a_broken_run_is_not_the_latest(damage: str, tmp_path: Path, monkeypatch
     assert capsys.readouterr().err.count(warning) == (damage in ("torn", "a pipe"))
 
 
-def test_checkpoints_are_found_wherever_they_are_but_not_half_written_ones(tmp_path: Path):
+def test_checkpoints_are_found_at_any_depth_except_half_written_ones(tmp_path: Path):
     assert checkpoints_in(tmp_path) == []
     save(tmp_path, ".ep1.partial-7", 1)
     assert checkpoints_in(tmp_path) == []
@@ -180,7 +180,7 @@ def test_checkpoints_are_found_wherever_they_are_but_not_half_written_ones(tmp_p
     assert {*checkpoints_in(tmp_path)} == {whole, deep, put_aside, tmp_path / "checkpoints" / "torn"}
 
 
-def test_a_lone_checkpoint_has_no_run_s_folder(tmp_path: Path):
+def test_a_copied_checkpoint_has_no_run_folder(tmp_path: Path):
     inside = save(tmp_path / "run", "ep1", 1)
     assert run_folder_of(str(inside)) == run_folder_of(str(tmp_path / "run")) == tmp_path / "run"
     inside.rename(tmp_path / "copied")
@@ -188,13 +188,13 @@ def test_a_lone_checkpoint_has_no_run_s_folder(tmp_path: Path):
 
 
 @pytest.mark.parametrize("torn", ["", '{"a": "', "[]", '{"a": 7}'])
-def test_the_list_of_sweeps_is_made_again_where_it_was_torn(torn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_torn_list_of_sweeps_is_made_again(torn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     folders = {identity: run_folder.remembered_folder("sweeps", identity, renew=False) for identity in "ab"}
     for identity, folder in folders.items():
         (Path(folder) / run_folder.SWEEP).write_text(json.dumps({"identity": identity}))
     (tmp_path / "sweeps" / run_folder.INDEX).write_text(torn)
-    found = {identity: run_folder.remembered_folder("sweeps", identity, renew=False) for identity in "ab"}
+    again = {identity: run_folder.remembered_folder("sweeps", identity, renew=False) for identity in "ab"}
     if torn != '{"a": 7}':  # intact, but the sweep does not exist
-        assert found == folders
+        assert again == folders
     run_folder.remove_unused()

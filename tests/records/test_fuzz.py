@@ -1,4 +1,4 @@
-"""Run folders in which one file is torn, from another run, or a trap: they are used, or refused with its name."""
+"""A run folder with one damaged, foreign or hostile file is used, or refused with an error that names the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 from kept_runs import SHORT, tree
 
 TRIES = 300
-FEW = 4
+FEW = 4  # tries in the first tier
 SECRET = b"qv7Xk2-what-nobody-may-send"
 TOGETHER = 20  # tries in one test
 LOGGED = (*SHORT, "trainer.max_duration=1ep", "callbacks=[mlflow_logger,checkpoint_saver]")
@@ -30,18 +30,18 @@ COMMANDS = (
 
 
 def hostile(value: Any, chance: random.Random, traps: list[str]) -> Any:
-    """A value of the same shape, with some texts replaced by unwanted paths and addresses."""
+    """Return a value of the same shape, with some texts replaced by paths and addresses outside the run."""
     if isinstance(value, dict):
-        return {key: hostile(one, chance, traps) for key, one in value.items()}
+        return {key: hostile(item, chance, traps) for key, item in value.items()}
     if isinstance(value, list):
-        return [hostile(one, chance, traps) for one in value]
+        return [hostile(item, chance, traps) for item in value]
     if isinstance(value, str) and chance.random() < 0.5:
         return chance.choice(traps)
     return value
 
 
 def rewrite(file: Path, chance: random.Random, traps: list[str]) -> None:
-    """Change the content of a file of texts or tensors, and its manifest accordingly."""
+    """Make the content of a JSON, YAML or tensor file hostile, and update its manifest."""
     if file.suffix == ".json":
         file.write_text(json.dumps(hostile(json.loads(file.read_text()), chance, traps)))
     elif file.suffix == ".jsonl":
@@ -61,7 +61,7 @@ def rewrite(file: Path, chance: random.Random, traps: list[str]) -> None:
 
 
 def corrupt(file: Path, other: Path, chance: random.Random, traps: list[str]) -> str:
-    """Damage a file in one of several ways, and return which."""
+    """Damage a file in a random way, and return the kind of damage."""
     content = file.read_bytes()
     kind = chance.choice(("emptied", "truncated", "another run's", "random bytes", "hostile", "hostile"))
     if kind == "emptied":
@@ -79,7 +79,7 @@ def corrupt(file: Path, other: Path, chance: random.Random, traps: list[str]) ->
 
 @pytest.fixture
 def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callable[[int], None]:
-    """One try: a number decides on the file, the damage, and the command that reads it."""
+    """Return a function of one try; its number seeds the choice of file, damage and command."""
     address, paths = asked
     outside = folder / "outside"
     for name, seed in (("whole", "seed=0"), ("other", "seed=1")):
@@ -116,13 +116,13 @@ def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callabl
     return run
 
 
-def test_a_few_corrupted_folders_are_used_or_refused(attempt: Callable[[int], None]):
+def test_a_few_corrupted_folders_are_used_or_refused_by_name(attempt: Callable[[int], None]):
     for number in range(FEW):
         attempt(number)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, TRIES, TOGETHER))
-def test_corrupted_folders_are_used_or_refused(first: int, attempt: Callable[[int], None]):
+def test_corrupted_folders_are_used_or_refused_by_name(first: int, attempt: Callable[[int], None]):
     for number in range(first, first + TOGETHER):
         attempt(number)

@@ -1,4 +1,4 @@
-"""A job reaches other processes as JSON, and is the same there."""
+"""A job is sent to other processes as JSON without loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.distributed.threads import Threads
 from runner.records.job import Job
 
 
-def test_a_job_is_the_same_on_other_ranks():
+def test_a_job_survives_json():
     command = parse(["fork", "run", "ba5", "--allow-targets", "own.*,other.Net", "--allow-divergence", "seed=1", "-m"])
     whole = Job(
         small_experiment(seed=1, vars={"a": [1, None]}),
@@ -27,6 +27,6 @@ def test_a_job_is_the_same_on_other_ranks():
         assert Job.from_message(json.loads(json.dumps(asdict(job)))) == job
 
 
-def test_a_job_is_called_by_what_was_typed_for_it():
+def test_the_title_of_a_job_is_its_overrides():
     assert Job(small_experiment(), "", "", overrides=["seed=1", "model=mlp"]).title == "seed=1 model=mlp"
     assert Job(small_experiment(), "", "").title == "the default run"

@@ -1,3 +1,5 @@
+"""A run keeps the modules that no commit has; rerun and resume import them if they have changed."""
+
 from __future__ import annotations
 
 import importlib
@@ -39,7 +41,7 @@ def project(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         sys.modules.pop(name, None)
 
 
-def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_here: Any):
+def test_a_rerun_uses_the_recorded_modules_but_none_that_were_tampered_with(project: Path, run_here: Any):
     run_here(*COMMAND, "hydra.run.dir=run", code=0)
     assert {*read_code(project / "run")} >= {"own.py", "widths.py"} and Record(project / "run").is_own
     (project / "own.py").unlink()
@@ -50,10 +52,10 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     assert "own.py: not found here; the recorded version is used: run/code" in again.err
     assert "widths.py: changed since the run was made; the recorded version is used: run/code" in again.err
     assert read_code(project / "run2") == read_code(project / "run")
-    first, second = ((project / one / "checkpoints/ep0-ba1/model.pt").read_bytes() for one in ("run", "run2"))
+    first, second = ((project / run / "checkpoints/ep0-ba1/model.pt").read_bytes() for run in ("run", "run2"))
     assert first == second
 
-    # Modules from somebody else, or changed by somebody since, are never imported.
+    # Modules that somebody else wrote or changed are never imported.
     (project / "run" / "code" / "own.py").write_text("import os; os.mkdir('imported')")
     sys.path.remove(next(entry for entry in sys.path if "runner-code-" in entry))
     del sys.modules["own"]
@@ -62,7 +64,7 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     assert not (project / "imported").exists()
 
 
-def test_a_copied_run_goes_on_with_the_code_beside_it(project: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_copied_run_resumes_with_its_recorded_modules(project: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     run_here(*COMMAND, "hydra.run.dir=run", code=0)
     (project / "elsewhere").mkdir()
     shutil.copytree(project / "run", project / "elsewhere" / "copy", symlinks=True)
@@ -78,7 +80,7 @@ def test_a_copied_run_goes_on_with_the_code_beside_it(project: Path, run_here: A
 
 
 @pytest.mark.slow
-def test_each_rank_and_each_job_of_a_sweep_has_these_modules(project: Path, run_app: Any):
+def test_all_ranks_and_jobs_of_a_sweep_import_the_recorded_modules(project: Path, run_app: Any):
     run_app(*COMMAND, "hydra.run.dir=run", "trainer.deterministic=true")
     (project / "own.py").unlink()
     (project / "widths.py").write_text("WIDTH = 9\n")
@@ -90,7 +92,7 @@ def test_each_rank_and_each_job_of_a_sweep_has_these_modules(project: Path, run_
     assert len([*project.glob("runs/*/code")]) == 2
 
 
-def test_only_what_is_not_as_it_was_is_imported_from_a_copy(
+def test_only_changed_modules_are_imported_from_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -115,7 +117,7 @@ def test_only_what_is_not_as_it_was_is_imported_from_a_copy(
     del sys.modules["kept_here"]
 
 
-def test_a_link_is_not_followed_and_caches_are_not_code(tmp_path: Path):
+def test_recorded_code_leaves_out_caches_and_follows_no_links(tmp_path: Path):
     write_code(tmp_path, {"a.py": b"x = 1"})
     (tmp_path / "code" / "__pycache__").mkdir()
     (tmp_path / "code" / "__pycache__" / "a.pyc").write_text("cached")

@@ -1,4 +1,4 @@
-"""A resumed run computes with the CPU threads that it had, and says so if it cannot."""
+"""A resumed run keeps its number of CPU threads, and warns if another number is set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Watcher(Callback):
     def fit_start(self, state, logger):
         print("threads", torch.get_num_threads())
 """
-WORDS = (
+COMMAND = (
     "model=mlp",
     "algorithms=none",
     "callbacks=[console_summary,checkpoint_saver]",
@@ -26,9 +26,9 @@ WORDS = (
 FREE: dict[str, str | None] = {"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None}
 
 
-def test_a_resumed_run_keeps_its_threads_unless_others_are_typed(tmp_path: Path, run_app: Any):
+def test_a_resumed_run_keeps_its_threads_unless_the_command_sets_them(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN)
-    assert "threads 3" in run_app(*WORDS, "launch.threads=3", env=FREE).stdout
+    assert "threads 3" in run_app(*COMMAND, "launch.threads=3", env=FREE).stdout
     (folder,) = tmp_path.glob("outputs/*/*")
     assert json.loads((folder / "environment.json").read_text())["threads"] == 3
     resume = ("resume", str(folder))

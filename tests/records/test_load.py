@@ -1,4 +1,4 @@
-"""Load from other work on the machine: measured, averaged over sessions, and reported when runs are compared."""
+"""Load of other processes on the machine: measured, averaged over sessions, and reported by compare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_cpu_time_of_child_processes_counts_as_own(is_own: bool):
     """Measure in a subprocess, because children that other tests have started may end in the meantime."""
     measure = [sys.executable, "-c", MEASURE, str(is_own)]
     total, own = map(float, subprocess.run(measure, stdout=subprocess.PIPE, text=True, check=True).stdout.split())
-    assert total > SECONDS - 0.1  # the system counts in hundredths, for each core
+    assert total > SECONDS - 0.1  # CPU time is counted in hundredths of a second per core
     assert (own > SECONDS / 2) is is_own
 
 

@@ -1,4 +1,4 @@
-"""Runs that pause at the end of a session, as commands."""
+"""Runs that pause at the end of a session, or are interrupted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDLESS = (
 
 
 @pytest.mark.slow
-def test_two_ranks_pause_at_one_batch_and_go_on_as_one_run(tmp_path: Path, run_app: Any):
+def test_two_ranks_pause_at_the_same_batch_and_resume_bit_for_bit(tmp_path: Path, run_app: Any):
     two = (*ENDLESS, "launch.nproc_per_node=2", "callbacks.checkpoint_saver.save_interval=0")
     run_app(*two, "trainer.max_duration=1000000ba", "trainer.session=1s", "hydra.run.dir=run")
     assert status(tmp_path / "run") == "PAUSED"
@@ -35,13 +35,13 @@ def test_two_ranks_pause_at_one_batch_and_go_on_as_one_run(tmp_path: Path, run_a
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_a_job_that_paused(tmp_path: Path, run_app: Any):
+def test_a_sweep_continues_after_a_paused_job(tmp_path: Path, run_app: Any):
     sweep = ("-m", *ENDLESS, "seed=0,1", "hydra.sweep.dir=sweep", "trainer.session=0.3s")
     assert "2 paused" in run_app(*sweep, "trainer.max_duration=1000000ba").stdout
 
 
 @pytest.mark.slow
-def test_a_session_whose_checkpoint_cannot_be_written_has_failed(tmp_path: Path, run_app: Any):
+def test_a_session_that_cannot_save_its_checkpoint_fails(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "from runner import Callback\n"
@@ -55,7 +55,7 @@ def test_a_session_whose_checkpoint_cannot_be_written_has_failed(tmp_path: Path,
     assert "no checkpoint was written after batch" in done.stderr and status(tmp_path / "run") == "FAILED"
 
 
-def test_a_run_that_was_interrupted_keeps_its_last_evaluation(tmp_path: Path, run_here: Any):
+def test_an_interrupted_run_keeps_its_last_evaluation(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(
         "import signal\n"
         "from runner import Callback\n"

@@ -1,3 +1,5 @@
+"""The record of a run: config, command, environment, uncommitted changes and modules, kept for each session."""
+
 from __future__ import annotations
 
 import importlib
@@ -19,18 +21,18 @@ from runner.records.write import describe_origin, write_record
 CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
 
 
-def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_record_holds_config_overrides_and_run_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     run_dir = tmp_path / "deep" / "run"
-    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"], {"run_name": "its name"})
+    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"], {"run_name": "my name"})
     assert [path.name for path in files] == ["config.yaml", "overrides.yaml", "environment.json", "signature"]
     assert {*run_dir.iterdir()} == {*files}
     assert yaml.safe_load((run_dir / "config.yaml").read_text()) == CONFIG
     assert list(yaml.safe_load((run_dir / "config.yaml").read_text())) == list(CONFIG)
     assert yaml.safe_load((run_dir / "overrides.yaml").read_text()) == ["seed=3", "+callbacks=[a,b]"]
     kept = json.loads((run_dir / "environment.json").read_text())
-    assert kept["git_commit"] is None and kept["run_name"] == "its name"
+    assert kept["git_commit"] is None and kept["run_name"] == "my name"
 
 
 @pytest.mark.parametrize(
@@ -45,15 +47,15 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
         (["eval", "http://me:secret@host/run"], "eval 'http://***@host/run'"),
     ],
 )
-def test_a_record_says_what_was_typed(typed: list[str], kept: str, tmp_path: Path):
+def test_a_record_holds_the_command_without_secrets(typed: list[str], kept: str, tmp_path: Path):
     command = parse(typed)
     write_record(tmp_path, CONFIG, [], describe_origin(command, ""))
-    found = json.loads((tmp_path / "environment.json").read_text())
-    assert found["verb"] == command.verb and found["command"] == f"python -m runner {kept}"
+    recorded = json.loads((tmp_path / "environment.json").read_text())
+    assert recorded["verb"] == command.verb and recorded["command"] == f"python -m runner {kept}"
 
 
-def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
-    """Byte for byte, whatever the files contain, and however the user has configured diffs."""
+def test_uncommitted_changes_are_recorded_as_a_patch_that_applies(repository: Path):
+    """The patch is exact to the byte for any content, and does not depend on the git settings of the user."""
     before = {"blank.txt": b"a\n\n", "latin.txt": b"caf\xe9\n", "bytes": bytes(range(256)), "dos.txt": b"a\r\n"}
     after = {"blank.txt": b"b\n\n", "latin.txt": b"caf\xe8\n", "bytes": bytes(range(255, -1, -1)), "dos.txt": b"b\r\n"}
     run_dir = repository / "run"
@@ -73,7 +75,7 @@ def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
         git(repository, "commit", "-qam", name)
 
 
-def test_modules_that_no_commit_holds_are_kept_with_each_session(repository: Path, monkeypatch: pytest.MonkeyPatch):
+def test_uncommitted_modules_are_recorded_for_each_session(repository: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(repository)
     run_dir, config = repository / "run", {"model": {"_target_": "loose_module.Model"}}
     for width in (1, 2):
@@ -91,22 +93,22 @@ def test_modules_that_no_commit_holds_are_kept_with_each_session(repository: Pat
     assert not (run_dir / "code").exists() and Record(run_dir).is_own
 
 
-def test_what_git_cannot_say_in_time_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+def test_a_failure_of_git_is_reported(repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
     (repository / "code.py").write_text("a = 2\n")
     (repository / ".git" / "index").write_bytes(b"torn")
     write_record(repository / "run", CONFIG, [])
     assert "git failed, so the commit or uncommitted changes are not recorded" in caplog.text
 
 
-def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_names_folder_commit_ranks_and_versions(repository: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    found = environment()
-    assert found["folder"] == str(repository)
-    assert found["git_commit"] == git(repository, "rev-parse", "HEAD")
-    assert found["ranks"] == 4
-    assert found["packages"]["torch"] == version("torch")
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert json.loads(json.dumps(found)) == found
+    recorded = environment()
+    assert recorded["folder"] == str(repository)
+    assert recorded["git_commit"] == git(repository, "rev-parse", "HEAD")
+    assert recorded["ranks"] == 4
+    assert recorded["packages"]["torch"] == version("torch")
+    assert recorded["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert json.loads(json.dumps(recorded)) == recorded
 
 
 def test_records_of_earlier_sessions_are_kept(repository: Path):
@@ -121,17 +123,17 @@ def test_records_of_earlier_sessions_are_kept(repository: Path):
         assert Record(run_dir / folder).is_own
     git(repository, "checkout", "-q", "code.py")
     write_record(run_dir, CONFIG, [])
-    assert not (run_dir / "git.patch").exists(), "an earlier session's patch is none of this one's"
+    assert not (run_dir / "git.patch").exists(), "the patch of an earlier session was kept"
 
 
-def test_what_differs_from_a_record_is_told(repository: Path):
-    then = environment()
-    assert differences(then) == []
+def test_another_commit_or_version_is_a_difference_from_the_record(repository: Path):
+    recorded = environment()
+    assert differences(recorded) == []
     (repository / "code.py").write_text("a = 2\n")
     git(repository, "commit", "-qam", "second")
-    then["packages"]["torch"] = "1.0"
-    commit, versions = differences(then)
-    assert then["git_commit"][:10] in commit and git(repository, "rev-parse", "HEAD")[:10] in commit
+    recorded["packages"]["torch"] = "1.0"
+    commit, versions = differences(recorded)
+    assert recorded["git_commit"][:10] in commit and git(repository, "rev-parse", "HEAD")[:10] in commit
     assert f"torch 1.0, now {version('torch')}" in versions
     assert differences({}) == []
 
@@ -161,14 +163,9 @@ def test_a_damaged_record_is_an_error_that_names_the_file(name: str, text: str, 
 
 
 @pytest.mark.parametrize("environment", ["", "[1]", '{"threads": "2", "ranks": -1, "from_batch": "7", "packages": 3}'])
-def test_numbers_of_a_damaged_environment_are_not_used(environment: str, tmp_path: Path):
+def test_wrong_values_of_a_damaged_environment_are_ignored(environment: str, tmp_path: Path):
     (tmp_path / "environment.json").write_text(environment)
     record = Record(tmp_path)
-    assert (record.threads, record.ranks, record.began_after, record.verb, record.run_name) == (
-        None,
-        None,
-        0,
-        "train",
-        "",
-    )
+    assert record.threads is None and record.ranks is None and record.began_after == 0
+    assert (record.verb, record.run_name) == ("train", "")
     assert differences(record.environment) == []

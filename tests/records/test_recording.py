@@ -1,4 +1,4 @@
-"""What `result.json` says about how long a run took."""
+"""The duration of a run in `result.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = (f"+callbacks.slow._target_={OWN}.Slow", "model=mlp", "data.batch_size=40
 
 
 class Slow(Callback):
-    """Takes long before training, in each batch, in evaluations, and at the end; fails before batch 5."""
+    """Sleeps at the start, in each batch, in evaluations and at the end; fails before batch 5."""
 
     def init(self, state: Any, logger: Any) -> None:
         time.sleep(1000)
@@ -35,13 +35,13 @@ class Slow(Callback):
         time.sleep(1000)
 
 
-def test_the_seconds_of_a_run_are_those_of_training_and_evaluation(
+def test_the_seconds_of_a_run_count_only_training_and_evaluation(
     tmp_path: Path, run_here: Any, steady: Any, monkeypatch: pytest.MonkeyPatch
 ):
     def seconds(run: str) -> float:
         return json.loads((tmp_path / run / "result.json").read_text())["seconds"]
 
-    # Not as a part of `tests`: a run that uses a package reads all files of it for its record.
+    # Named outside of the package `tests`, because a run records all files of the packages that it uses.
     monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
     monkeypatch.chdir(tmp_path)
     run_here(*SLOW, "trainer.max_duration=3ba", "hydra.run.dir=run", code=0)

@@ -1,3 +1,5 @@
+"""Secrets in uncommitted files are left out of the recorded patch."""
+
 from __future__ import annotations
 
 import subprocess
@@ -19,7 +21,7 @@ def git(*arguments: str) -> bytes:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a repository with secrets in its uncommitted changes."""
+    """A repository as working directory, with secrets in its uncommitted changes."""
     monkeypatch.chdir(tmp_path)
     git("init", "-q")
     names = [".env", "a b/.env.local", "deploy.pem", "code.py", "notes.py", "old.py", "umläut.key"]
@@ -36,7 +38,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_record_has_no_secrets_and_names_the_files(repository: Path, caplog: Any):
+def test_a_record_leaves_out_secrets_and_names_their_files(repository: Path, caplog: Any):
     write_record(repository / "run", {"seed": 1}, [])
     patch = (repository / "run" / "git.patch").read_bytes()
     assert b"+x = 2" in patch
@@ -49,7 +51,7 @@ def test_a_record_has_no_secrets_and_names_the_files(repository: Path, caplog: A
     git("apply", "--check", "run/git.patch")  # the rest is still a patch
 
 
-def test_only_secrets_make_a_patch_of_nothing(repository: Path):
+def test_a_patch_of_secrets_only_is_empty(repository: Path):
     patch, left_out = without_secrets(git("diff", "HEAD", "--", ".env", "deploy.pem"))
     assert (patch, left_out) == (b"", [".env", "deploy.pem"])
     assert without_secrets(b"") == (b"", [])
@@ -57,7 +59,7 @@ def test_only_secrets_make_a_patch_of_nothing(repository: Path):
     assert without_secrets(whole) == (whole, [])
 
 
-def test_what_is_a_secret():
+def test_secrets_are_recognized_by_name_or_content():
     for name in ("a/.env", ".env.prod", "ID_RSA", "x/server.key", "aws/credentials", "my_credentials.json"):
         assert is_secret(name), name
     for name in ("environment.py", "keys.py", "token_cache.py", "monkey.py", "env/a.py", "data.json"):

@@ -1,3 +1,5 @@
+"""Records are signed with the key of the user, so that changed or foreign ones are recognized."""
+
 from __future__ import annotations
 
 import stat
@@ -15,12 +17,12 @@ from runner.records.write import write_record
 
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of this user's key."""
+    """The path of the signing key, which does not exist yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "exactrun" / "key"
 
 
-def test_a_key_is_made_once_and_nobody_else_can_read_it(key: Path):
+def test_the_key_is_made_once_and_readable_only_by_its_owner(key: Path):
     first = sign([b"a", b"b"])
     assert first is not None and first == sign([b"a", b"b"])
     assert first not in {sign([b"ab", b""]), sign([b"a", b"c"]), sign([b"b", b"a"])}
@@ -30,13 +32,13 @@ def test_a_key_is_made_once_and_nobody_else_can_read_it(key: Path):
     assert sign([b"a", b"b"]) != first
 
 
-def test_processes_that_start_together_agree_on_one_key(key: Path):
+def test_processes_that_start_together_use_the_same_key(key: Path):
     program = "from runner.files.signing import sign; print(sign([b'a']))"
     children = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
     assert len({child.communicate(timeout=PATIENCE)[0] for child in children}) == 1
 
 
-def test_a_signature_is_of_this_user_and_of_this_content(key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_signature_holds_only_for_this_user_and_content(key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run_dir = tmp_path / "run"
     write_record(run_dir, {"seed": 1}, ["seed=1"])
     assert Record(run_dir).is_own
@@ -52,7 +54,7 @@ def test_a_signature_is_of_this_user_and_of_this_content(key: Path, tmp_path: Pa
     assert not Record(run_dir).is_own
 
 
-def test_without_a_place_for_a_key_records_are_not_signed(
+def test_records_are_not_signed_if_the_key_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "file").touch()

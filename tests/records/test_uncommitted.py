@@ -1,3 +1,5 @@
+"""Which modules of a user a run records: those that its targets import and no commit has."""
+
 from __future__ import annotations
 
 import importlib
@@ -17,7 +19,7 @@ Import = Callable[..., None]
 
 @pytest.fixture
 def imports(monkeypatch: pytest.MonkeyPatch) -> Import:
-    """Imports modules from an extra folder, for this test only."""
+    """Import modules from an extra folder, for one test."""
 
     def run(folder: Path, *names: str) -> None:
         monkeypatch.syspath_prepend(folder)
@@ -39,11 +41,11 @@ def write(folder: Path, **files: str) -> None:
 
 
 def config(*targets: str) -> dict[str, Any]:
-    return {"callbacks": {str(index): {"_target_": one} for index, one in enumerate(targets)}}
+    return {"callbacks": {str(index): {"_target_": target} for index, target in enumerate(targets)}}
 
 
-def test_a_module_that_git_does_not_know_is_kept_with_what_it_imports(repository: Path, imports: Import):
-    """Including modules that will be imported later, and committed ones that have changed."""
+def test_an_untracked_module_is_recorded_with_its_imports(repository: Path, imports: Import):
+    """These include modules imported inside functions, and changed modules."""
     write(repository, loose="import json, yaml\nfrom beside import x\ndef f():\n    import later\n", beside="x = 1")
     write(repository, later="", changed="a = 1", committed="", stranger="")
     git(repository, "add", "changed.py", "committed.py")
@@ -58,7 +60,7 @@ def test_a_module_that_git_does_not_know_is_kept_with_what_it_imports(repository
     assert {*loose_modules(through_hydra)} == {"stranger.py"}
 
 
-def test_a_package_is_kept_whole_or_not_at_all(repository: Path, imports: Import):
+def test_a_package_with_an_untracked_file_is_recorded_whole(repository: Path, imports: Import):
     write(repository, parts__in____init__="", parts__in__layers="", parts__in__deep="", whole__in____init__="")
     git(repository, "add", ".")
     git(repository, "commit", "-qm", "second")
@@ -70,7 +72,7 @@ def test_a_package_is_kept_whole_or_not_at_all(repository: Path, imports: Import
 
 
 @pytest.mark.parametrize("commits", [False, True])
-def test_without_a_commit_all_of_a_user_s_is_kept(
+def test_without_a_commit_all_modules_of_the_user_are_recorded(
     commits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: Import
 ):
     if commits:
@@ -85,7 +87,7 @@ def test_without_a_commit_all_of_a_user_s_is_kept(
     assert [name for name in kept if not name.startswith("runner/")] == ["space/mine.py"]
 
 
-def test_what_passes_the_limit_is_named(
+def test_files_over_the_limit_are_left_out_and_named(
     repository: Path, imports: Import, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(uncommitted, "LIMIT", 100)

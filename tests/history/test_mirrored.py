@@ -1,4 +1,4 @@
-"""A run goes on, or is looked at, from its mirror: on a machine that has nothing else of it."""
+"""A run is resumed, rerun or evaluated from its mirror, on a machine that has nothing else of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.failures.errors import WrongKey
 from runner.history.mirrored import download_run
 from runner.timing.time import Timestamp
 
-OTHER_USER = {"XDG_CONFIG_HOME": "elsewhere"}  # who has another key, so that the record is somebody else's
+OTHER_USER = {"XDG_CONFIG_HOME": "elsewhere"}  # has another key, so that the record counts as foreign
 
 
 def mirror_to(folder: Path) -> str:
@@ -27,7 +27,7 @@ def mirror_to(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_app: Any, ranks: int):
+def test_a_run_resumes_from_its_mirror_on_another_machine(tmp_path: Path, run_app: Any, ranks: int):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -41,14 +41,14 @@ def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_ap
     assert not (run / ".mirror").exists() and not (run / ".download").exists()
     run_app(*arguments, LONGER, "hydra.run.dir=whole", "callbacks.checkpoint_saver.mirror=null")
     assert weights(run, "ep3-ba9") == weights(tmp_path / "whole", "ep3-ba9")
-    # The mirror is the same run's: it goes on there, and a third machine evaluates it.
-    assert {one.name for one in (tmp_path / "mirror" / "one").glob("*/")} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
+    # The resumed run continues the same mirror, from which a third machine evaluates it.
+    assert {path.name for path in (tmp_path / "mirror" / "one").glob("*/")} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
     done = run_app("eval", f"file://{tmp_path}/mirror/one", env=OTHER_USER)
     assert "after 9 batches" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_checkpoint_in_shards_goes_on_from_its_mirror(tmp_path: Path, run_app: Any):
+def test_a_sharded_checkpoint_resumes_from_its_mirror(tmp_path: Path, run_app: Any):
     (tmp_path / "there").mkdir()
     sharded = ("trainer.parallel=fsdp", "launch.nproc_per_node=2", "callbacks.checkpoint_saver.sharded=true")
     run_app(*SHORT, *QUIET, *sharded, mirror_to(tmp_path), "run_name=one", "hydra.run.dir=run")
@@ -59,7 +59,7 @@ def test_a_checkpoint_in_shards_goes_on_from_its_mirror(tmp_path: Path, run_app:
     assert (run / "checkpoints" / "ep2-ba6" / "manifest.json").is_file()
 
 
-def test_a_rerun_leaves_nothing_but_itself(tmp_path: Path, run_here: Any):
+def test_a_rerun_from_a_mirror_leaves_only_its_own_run(tmp_path: Path, run_here: Any):
     run_here(*SHORT, *QUIET, mirror_to(tmp_path), "run_name=one", "hydra.run.dir=run", code=0)
     run_here("rerun", f"file://{tmp_path}/mirror/one", "callbacks.checkpoint_saver.mirror=null", code=0)
     (run,) = tmp_path.glob("outputs/*/*")
@@ -67,7 +67,7 @@ def test_a_rerun_leaves_nothing_but_itself(tmp_path: Path, run_here: Any):
 
 
 @pytest.mark.slow
-def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
+def test_a_run_resumed_from_its_mirror_continues_its_run_in_mlflow(tmp_path: Path, run_app: Any):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -81,16 +81,14 @@ def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
     assert [step for (step,) in steps] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_trial_uploads_nothing(tmp_path: Path, run_app: Any):
+def test_a_check_uploads_nothing(tmp_path: Path, run_app: Any):
     run_app("check", *SHORT, *QUIET, mirror_to(tmp_path), "trainer.device=cpu", "model=resnet8")
     assert not (tmp_path / "mirror").exists()
 
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mirror of a run with three checkpoints, which is only read."""
-    from runner.checkpoints.mirror import Mirror
-
+    """Make the mirror of a run with three checkpoints; tests only read it."""
     folder = tmp_path_factory.mktemp("mirror")
     for number in (1, 2, 3):
         run = folder / "run"
@@ -108,7 +106,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Somebody's change of an index."""
+    """Return a function that changes the index of a mirrored checkpoint."""
 
     def apply(folder: Path) -> None:
         index = json.loads((folder / "index.json").read_text())
@@ -143,21 +141,24 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         "ep3: its config.yaml has 1,099,511,627,776 bytes, at most",
     ),
     "a pipe": (lambda folder: pipe(folder / "config.yaml"), "ep3: "),
-    "a way out": (
+    "a path out of the folder": (
         changed(lambda index: index["files"].update({"../x": FACTS})),
         "ep3: its index.json names '../x', which leads out",
     ),
-    "a path": (changed(lambda index: index["files"].update({"/tmp/x": FACTS})), "ep3: its index.json names '/tmp/x'"),
+    "an absolute path": (
+        changed(lambda index: index["files"].update({"/tmp/x": FACTS})),
+        "ep3: its index.json names '/tmp/x'",
+    ),
     "a hidden file": (
         changed(lambda index: index["files"].update({"a/.b": FACTS})),
         "ep3: its index.json names 'a/.b'",
     ),
-    "a way out of the checkpoint": (
+    "a path out of the checkpoint": (
         changed(lambda index: index.update(checkpoint="../..")),
         "ep3: its index.json names '../..'",
     ),
-    "another kind": (changed(lambda index: index.update(files=[1])), "ep3: its index.json cannot be read"),
-    "no number": (changed(lambda index: index.update(saved_at="later")), "ep3: its index.json cannot be read"),
+    "files as a list": (changed(lambda index: index.update(files=[1])), "ep3: its index.json cannot be read"),
+    "text for a number": (changed(lambda index: index.update(saved_at="later")), "ep3: its index.json cannot be read"),
     "a number of 400 digits": (
         changed(lambda index: index.update(saved_at=10**400)),
         "ep3: its index.json cannot be read",
@@ -170,18 +171,18 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         changed(lambda index: index.update(checkpoint="checkpoints/latest")),
         "ep3: its index.json names 'latest', which is not a valid name for a checkpoint",
     ),
-    "an escape": (changed(lambda index: index["best"].append("..%2fx")), "ep3: its index.json names '..%2fx'"),
+    "an escaped path": (changed(lambda index: index["best"].append("..%2fx")), "ep3: its index.json names '..%2fx'"),
     "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),
-    "nested": (
+    "JSON nested too deeply": (
         lambda folder: (folder / "index.json").write_bytes(b"[" * 100_000),
         "ep3: its index.json cannot be read",
     ),  # type: ignore[dict-item]
-    "torn": (lambda folder: (folder / "index.json").write_bytes(b'{"chec'), "ep3: its index.json cannot be read"),  # type: ignore[dict-item]
+    "torn JSON": (lambda folder: (folder / "index.json").write_bytes(b'{"chec'), "ep3: its index.json cannot be read"),  # type: ignore[dict-item]
 }
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_is_damaged_or_hostile_is_not_used(
+def test_a_damaged_or_hostile_checkpoint_is_not_used(
     attack: str, mirror: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
 ):
     apply, said = ATTACKS[attack]
@@ -191,23 +192,23 @@ def test_what_is_damaged_or_hostile_is_not_used(
     monkeypatch.chdir(tmp_path / "work")
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")}
     folder = download_run(f"file://{tmp_path}/mirror/one", keep=True)
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     best = {f"checkpoints/ep1/{name}" for name in ("model.pt", "manifest.json")}
     newest = {f"checkpoints/ep2/{name}" for name in ("model.pt", "manifest.json")}
-    assert found == {"config.yaml"} | newest | best
+    assert files == {"config.yaml"} | newest | best
     assert (folder / "checkpoints" / "latest").resolve().name == "ep2"
     assert (folder / "checkpoints" / "best").resolve().name == "ep1"
     assert said in capfd.readouterr().err
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")} == before
 
 
-def test_names_of_a_listing_that_mean_something_else_are_left_out(tmp_path: Path):
+def test_unsafe_names_in_a_listing_are_left_out(tmp_path: Path):
     for name in ("ep1", "latest", "best", "config.yaml", "..%2fx", "a%20b", "a\\b", ".hidden", "a\x1bb"):
         (tmp_path / name).mkdir()
     assert Mirror(f"file://{tmp_path}").names() == ["ep1"]
 
 
-def test_one_checkpoint_can_be_named(mirror: Path, tmp_path: Path, monkeypatch: Any):
+def test_a_single_checkpoint_can_be_downloaded(mirror: Path, tmp_path: Path, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     folder = download_run(f"file://{mirror}/ep2", keep=False)
     assert (folder / "checkpoints" / "ep2" / "model.pt").read_bytes() == b"2"
@@ -236,11 +237,11 @@ def test_an_address_without_a_run_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_mirror_of_which_nothing_is_whole_says_why(mirror: Path, tmp_path: Path, monkeypatch: Any):
+def test_a_mirror_without_a_usable_checkpoint_says_why(mirror: Path, tmp_path: Path, monkeypatch: Any):
     shutil.copytree(mirror, tmp_path / "one")
     monkeypatch.chdir(tmp_path)
-    for one in (tmp_path / "one").glob("*/"):
-        (one / "config.yaml").write_text("x")
+    for checkpoint in (tmp_path / "one").glob("*/"):
+        (checkpoint / "config.yaml").write_text("x")
     with pytest.raises(WrongKey, match="no checkpoint there can be used: ep3: config.yaml differs"):
         download_run(f"file://{tmp_path}/one", keep=True)
-    assert [one.name for one in tmp_path.iterdir()] == ["one"]
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]

@@ -1,4 +1,4 @@
-"""Runs that were made with a `--config-dir`, resumed or rerun without it."""
+"""Runs made with `--config-dir` are resumed and rerun without typing it again."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ STRETCHED += "scheduler.t_warmup=0.15dur\n"
 
 
 def arguments_of(run: Path) -> list[str]:
-    """The arguments in a run's record."""
+    """Return the recorded arguments of a run."""
     return yaml.safe_load((run / "overrides.yaml").read_text())
 
 
 def name_of(run: Path) -> str:
-    """The name in a run's record."""
+    """Return the recorded name of a run."""
     return json.loads((run / "environment.json").read_text())["run_name"]
 
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    """A user's own configs: an experiment with a model of its own, in a folder whose name has to be quoted."""
+    """A config folder with an experiment and a model, whose name needs quotes in a shell."""
     folder = tmp_path / "Ann's conf"
     (folder / "experiment").mkdir(parents=True)
     (folder / "model").mkdir()
@@ -52,14 +52,14 @@ def conf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, conf: Path, run_here: Callable[..., Any]) -> Path:
-    """The folder of a run that was made with these configs, named relative to the working directory."""
+    """Train a run with these configs, typed as a relative path, and return its folder."""
     done = run_here(*MADE, "--config-dir", conf.name, "hydra.run.dir=outputs/2000-01-01/10-00-00", code=0)
     assert done.err == ""
     return tmp_path / "outputs" / "2000-01-01" / "10-00-00"
 
 
 @pytest.mark.slow
-def test_it_is_used_again_from_anywhere_and_by_every_verb(
+def test_every_verb_uses_the_recorded_config_dir_from_any_folder(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert arguments_of(run) == [f"--config-dir={conf}", *MADE]
@@ -89,11 +89,11 @@ lines:
 
 
 @pytest.mark.slow
-def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callable[..., Any], tmp_path: Path):
+def test_hydra_interpolations_keep_their_recorded_values(conf: Path, run_app: Callable[..., Any], tmp_path: Path):
     (conf / "callbacks").mkdir()
     (conf / "callbacks" / "lines.yaml").write_text(LINES)
     run = tmp_path / "run"
-    made = [one for one in MADE if "callbacks" not in one]
+    made = [argument for argument in MADE if "callbacks" not in argument]
     run_app(*made, "--config-dir", conf.name, "callbacks=[checkpoint_saver,lines]", f"hydra.run.dir={run}")
     (file,) = run.glob("*-mine.jsonl")
     for again in (["eval", str(run)], ["check", str(run), LONGER], ["resume", str(run), LONGER]):
@@ -102,7 +102,7 @@ def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callab
 
 
 @pytest.mark.slow
-def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
+def test_without_the_config_dir_the_recorded_config_is_used_and_kept(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):
     before = weights(run)
@@ -117,7 +117,7 @@ def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     assert arguments_of(run) == [f"--config-dir={conf}", *MADE, LONGER]
     assert name_of(run) == "10-00-00-mine-digits-2000-01-01"
     run_here("rerun", str(run), "experiment=digits_plain", "hydra.run.dir=other", code=0)
-    assert "experiment=mine" not in arguments_of(tmp_path / "other"), "another was typed instead"
+    assert "experiment=mine" not in arguments_of(tmp_path / "other"), "the recorded experiment was replaced"
 
     aside.rename(conf)
     longer = run_here("resume", str(run), "trainer.max_duration=4ep", code=0)
@@ -125,7 +125,7 @@ def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
 
 
 @pytest.mark.slow
-def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
+def test_keys_of_a_missing_config_dir_can_be_changed(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):
     conf.rename(tmp_path / "aside")
@@ -137,7 +137,7 @@ def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
     assert "no key 'hiden'" in run_here("rerun", str(run), "model.module.hiden=[4]", code=2).err
 
 
-def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..., Any], tmp_path: Path):
+def test_a_typed_config_dir_replaces_the_recorded_one(run: Path, run_here: Callable[..., Any], tmp_path: Path):
     (tmp_path / "other" / "experiment").mkdir(parents=True)
     other = EXPERIMENT.replace("0.07", "0.3").replace("/model: mine", "/model: mlp")
     (tmp_path / "other" / "experiment" / "mine.yaml").write_text(other)
@@ -153,18 +153,18 @@ def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..
 
 
 @pytest.mark.slow
-def test_jobs_of_a_sweep_know_it(conf: Path, run_here: Callable[..., Any], tmp_path: Path):
+def test_jobs_of_a_sweep_record_the_config_dir(conf: Path, run_here: Callable[..., Any], tmp_path: Path):
     run_here("-m", *MADE, "seed=0,1", f"--config-dir={conf.name}", "hydra.sweep.dir=sweep", code=0)
     job = tmp_path / "sweep" / "seed1-mine-digits"
     assert arguments_of(job) == [f"--config-dir={conf}", *MADE, "seed=1"]
     assert run_here("resume", str(job), LONGER, code=0).err == USED.format(conf.name) + STRETCHED
 
 
-# Somebody else's config, for which Hydra itself would import a module before any target can be checked.
+# A foreign config for which Hydra itself would import a module, before any target is checked.
 EVIL = "# @package _global_\nhydra:\n  callbacks:\n    evil:\n      _target_: own.Evil\n"
 
 
-def test_that_of_somebody_else_is_not_read(
+def test_the_config_dir_of_a_foreign_run_is_not_read(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "own.py").write_text(
@@ -178,10 +178,12 @@ def test_that_of_somebody_else_is_not_read(
         "INFO: --config-dir=Ann's conf of the run is not read: the run was made by someone else, or "
         "on another machine; type the option if you trust that directory\n"
     )
-    assert arguments_of(tmp_path / "again") == [*MADE[1:]], "signed now: nothing unread may be in it"
+    assert arguments_of(tmp_path / "again") == [*MADE[1:]], (
+        "the signed record must not name the folder that was not read"
+    )
     assert run_here("rerun", "again", code=0).err.count("is used again") == 0
     assert not (tmp_path / "imported").exists()
 
     (run / "signature").write_text(own)
     run_here("rerun", str(run), "hydra.run.dir=trusted")
-    assert (tmp_path / "imported").exists()  # as it would be without the check
+    assert (tmp_path / "imported").exists()  # as without the check

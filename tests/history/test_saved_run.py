@@ -1,3 +1,5 @@
+"""Saved runs are found by folder, checkpoint, MLflow id or `latest`."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +18,7 @@ from runner.history.saved_run import find_saved_run, with_latest
 from runner.timing.time import Timestamp
 
 
-def test_a_record_says_what_was_typed_apart_from_the_experiment(tmp_path: Path, run_here: Any):
+def test_a_record_holds_the_arguments_verb_and_command(tmp_path: Path, run_here: Any):
     run_here(*SHORT, *QUIET, "--allow-divergence", "hydra.run.dir=run", code=0)
     run_here("rerun", "run", "seed=3", "--allow-divergence", "hydra.run.dir=again", code=0)
     for folder, verb, typed in (("run", "train", [*SHORT, *QUIET]), ("again", "rerun", [*SHORT, *QUIET, "seed=3"])):
@@ -27,9 +29,9 @@ def test_a_record_says_what_was_typed_apart_from_the_experiment(tmp_path: Path, 
         assert saved is not None and saved.overrides == typed
 
 
-def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
+def test_without_a_record_no_saved_run_is_found(tmp_path: Path):
     (tmp_path / "checkpoints" / "ep1").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "ep1" / "manifest.json").write_text('{"files": {}}')  # of a run in Python
+    (tmp_path / "checkpoints" / "ep1" / "manifest.json").write_text('{"files": {}}')  # made in Python, without a config
     for arguments in (["seed=1"], ["eval"], ["check"], ["resume", str(tmp_path)], ["resume", "missing", "seed=1"]):
         assert find_saved_run(parse(arguments)) is None
 
@@ -45,7 +47,7 @@ def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
         (["rerun", "0" * 32, "callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:9"], "http://127.0.0.1:9"),
     ],
 )
-def test_what_cannot_be_found_is_one_message(
+def test_a_run_that_cannot_be_found_is_one_error(
     arguments: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -85,10 +87,10 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
     assert not query(store, "select key from params where key like '%run_dir%'")
 
     (record,) = tmp_path.glob(f"outputs/mlartifacts/{run_id}/artifacts/record")
-    kept = [yaml.safe_load((record / one / "config.yaml").read_text()) for one in (".", "sessions/1")]
-    assert [one["trainer"]["max_duration"] for one in kept] == ["3ep", "2ep"]
+    configs = [yaml.safe_load((record / session / "config.yaml").read_text()) for session in (".", "sessions/1")]
+    assert [config["trainer"]["max_duration"] for config in configs] == ["3ep", "2ep"]
 
-    # The folder is gone, so it is rerun from the record in MLflow.
+    # Without its folder, the run is rerun from the record in MLflow.
     first.rename(tmp_path / "elsewhere")
     refused = run_app("resume", run_id, exit_code=2)
     assert (
@@ -118,8 +120,8 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
         content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": files}
         manifest.write_text(json.dumps(content))
         os.utime(manifest, (1000 - age, 1000 - age))
-    found = with_latest(parse(["-m", "fork", "latest", "5", "seed=1"]))
-    assert found.words == ("outputs/2026-01-01/10-00-00", "5") and found.overrides == ("seed=1", "-m")
+    command = with_latest(parse(["-m", "fork", "latest", "5", "seed=1"]))
+    assert command.words == ("outputs/2026-01-01/10-00-00", "5") and command.overrides == ("seed=1", "-m")
     assert capsys.readouterr().err == "INFO: latest: outputs/2026-01-01/10-00-00\n"
     assert with_latest(Command.of("rerun", "latest")).words == ("outputs/2026-01-01/10-00-00",)
     for typed in (
@@ -135,7 +137,7 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_latest_stands_for_a_run_after_every_verb(tmp_path: Path, run_app: Any):
+def test_every_verb_takes_latest_for_a_run(tmp_path: Path, run_app: Any):
     run_app("-m", *SHORT, *QUIET, "seed=0,1")
     (job,) = tmp_path.glob("outputs/sweeps/*/*/seed1-mlp-digits")
     said = f"INFO: latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
@@ -144,11 +146,11 @@ def test_latest_stands_for_a_run_after_every_verb(tmp_path: Path, run_app: Any):
     assert done.stderr.startswith(said) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"
     done = run_app("rerun", "latest", "trainer.max_duration=1ba")
     assert done.stderr.startswith(said)
-    (again,) = (one for one in folders(tmp_path) if (one / "checkpoints").exists())
+    (again,) = (folder for folder in folders(tmp_path) if (folder / "checkpoints").exists())
     assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
 
 
-def test_a_folder_without_a_run_is_no_run_whatever_lies_in_it(tmp_path: Path):
+def test_a_folder_with_other_files_is_refused_as_a_run(tmp_path: Path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "manifest.json").write_text('{"name": "of another program"}')
     os.mkfifo(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""What an evaluation makes of the config of the run whose weights it uses."""
+"""The config of an evaluation, made from that of the run whose weights it uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runner.cli.command import Command
 from runner.history.weights import with_saved_weights
 
 
-def test_callbacks_that_are_for_training_are_left_out(tmp_path):
+def test_an_evaluation_leaves_out_callbacks_for_training(tmp_path):
     checkpoint = tmp_path / "checkpoint"
     with tiny_trainer() as trainer:
         trainer.save_checkpoint(checkpoint)
@@ -17,6 +17,6 @@ def test_callbacks_that_are_for_training_are_left_out(tmp_path):
     sections = {key: {"_target_": f"runner.callbacks.{name}"} for key, name in names.items()}
     experiment = small_experiment(callbacks=sections)
     command = Command.of("eval", str(checkpoint))
-    found, tags = with_saved_weights(command, experiment, str(checkpoint), None)
-    assert [*found.callbacks] == ["speed_monitor"]
-    assert found.trainer.get("load_path") == tags["runner.evaluates"] == str(checkpoint)
+    evaluation, tags = with_saved_weights(command, experiment, str(checkpoint), None)
+    assert [*evaluation.callbacks] == ["speed_monitor"]
+    assert evaluation.trainer.get("load_path") == tags["runner.evaluates"] == str(checkpoint)

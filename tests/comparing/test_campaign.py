@@ -1,4 +1,4 @@
-"""Campaigns: the levels of e-LOND by hand, the share of wrong claims in simulated ones, and the file they are in."""
+"""Campaigns: levels of e-LOND by hand, the rate of wrong claims in simulations, and the file of a campaign."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def campaign(tmp_path: Path) -> Campaign:
     return Campaign.named("mine", tmp_path)
 
 
-def test_the_weights_sum_to_1_at_most():
+def test_the_weights_sum_to_at_most_1():
     first = sum(weight(number) for number in range(1, 100_001))
     rest = 1 / math.log(100_001) / 2.1098  # the integral of 1 / (t log(t)^2)
     assert 0.99 < first + rest <= 1.0001
@@ -55,13 +55,13 @@ def test_of_200_comparisons_with_20_real_differences_at_most_5_percent_of_claims
     assert np.mean(rates) <= LEVEL and np.mean(powers) > 0.95
 
 
-def test_decisions_at_the_same_time_lose_no_entry(campaign: Campaign):
+def test_concurrent_decisions_lose_no_entry(campaign: Campaign):
     with ThreadPoolExecutor(4) as pool:
         levels = [*pool.map(lambda number: campaign.enter({str(number): ""})[str(number)], range(20))]
     assert sorted(levels, reverse=True) == [LEVEL * weight(number) for number in range(1, 21)]
 
 
-def test_a_damaged_file_and_a_name_that_is_none_are_refused(campaign: Campaign, tmp_path: Path):
+def test_a_damaged_file_and_an_invalid_name_are_refused(campaign: Campaign, tmp_path: Path):
     campaign.enter({"a": ""})
     campaign.path.write_text("{")
     with pytest.raises(WrongKey, match="its file is damaged"):

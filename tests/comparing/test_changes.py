@@ -1,4 +1,4 @@
-"""Changes when a run is resumed: shown, classified, refused unless allowed, and then applied."""
+"""Changes to the config of a resumed run are shown, refused unless safe or allowed, and applied."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CONFIG: dict[str, Any] = {
 
 
 def changed(**values: Any) -> dict[str, Any]:
-    """The config with values by dotted path, written with double underscores."""
+    """Return the config with changed values, whose paths have double underscores for dots."""
     config = json.loads(json.dumps(CONFIG))
     for path, value in values.items():
         *sections, key = path.split("__")
         section = config
-        for one in sections:
-            section = section[one]
+        for name in sections:
+            section = section[name]
         if value is ABSENT:
             del section[key]
         else:
@@ -58,7 +58,9 @@ def changed(**values: Any) -> dict[str, Any]:
     ],
 )
 def test_a_difference_is_one_line(change: dict[str, Any], line: str | None):
-    assert [str(one) for one in find_changes(CONFIG, changed(**change))] == ([] if line is None else [line])
+    assert [str(difference) for difference in find_changes(CONFIG, changed(**change))] == (
+        [] if line is None else [line]
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_difference_is_one_line(change: dict[str, Any], line: str | None):
         ({"trainer__eval_interval": "2ep"}, True),
         ({"data__eval_batch_size": 100}, True),
         ({"data__num_workers": 2}, True),
-        ({"model__num_workers": 2}, False),  # in a user's own class this may mean anything
+        ({"model__num_workers": 2}, False),  # may mean anything in a class of the user
         ({"data__batch_size": 32}, False),
         ({"data__seed": 1}, False),
         ({"seed": 1}, False),
@@ -86,35 +88,28 @@ def test_a_difference_is_one_line(change: dict[str, Any], line: str | None):
         ({"algorithms__ema__half_life": "20ba"}, False),
     ],
 )
-def test_a_change_is_safe_or_has_to_be_named(change: dict[str, Any], is_safe: bool):
-    (found,) = find_changes(CONFIG, changed(**change))
-    assert found.is_safe is is_safe
+def test_a_change_is_refused_unless_safe_or_allowed(change: dict[str, Any], is_safe: bool):
+    (difference,) = find_changes(CONFIG, changed(**change))
+    assert difference.is_safe is is_safe
     after = changed(**change)
-    for allowed in ([found.key], [found.key.partition(".")[0]], []):
+    for allowed in ([difference.key], [difference.key.partition(".")[0]], []):
         if is_safe or allowed:
-            (line,) = check_changes("run", CONFIG, after, [f"{found.key}=1"], allowed)
-            assert line.startswith(str(found)) and line.endswith(" (--allow-changes)") is not is_safe
+            (line,) = check_changes("run", CONFIG, after, [f"{difference.key}=1"], allowed)
+            assert line.startswith(str(difference)) and line.endswith(" (--allow-changes)") is not is_safe
         else:
             with pytest.raises(ValueError) as refused:
                 check_changes("run", CONFIG, after, [])
-            assert str(found) in str(refused.value)
-            assert str(refused.value).endswith(f"add --allow-changes {found.key}")
+            assert str(difference) in str(refused.value)
+            assert str(refused.value).endswith(f"add --allow-changes {difference.key}")
 
 
-def test_every_key_that_ships_is_decided():
-    """Whoever adds an argument of the Trainer, a group or a key decides here what a resumed run does with it."""
+def test_every_key_is_listed_as_safe_or_refused():
+    """Whoever adds an argument of the Trainer, a group or a key decides here if a resumed run may change it."""
     trainer = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "trainer" / "default.yaml"), resolve=False)
     refused = (
         *("train_subset_num_batches", "iteration_length", "precision", "grad_accum", "microbatch_size", "seed"),
-        *(
-            "deterministic",
-            "gather_dtype",
-            "compile",
-            "scale_schedule_ratio",
-            "scale_warmup",
-            "step_schedulers_every_batch",
-        ),
-        *("load_path", "load_strict"),
+        *("deterministic", "gather_dtype", "compile", "scale_schedule_ratio", "scale_warmup", "load_path"),
+        *("step_schedulers_every_batch", "load_strict"),
     )
     assert isinstance(trainer, dict)
     safe = {key for key in trainer if Change(f"trainer.{key}", 0, 1).is_safe}
@@ -127,7 +122,7 @@ def test_every_key_that_ships_is_decided():
     assert {*GROUPS} <= {*KEYS}
 
 
-def test_all_that_is_refused_is_listed_beside_what_was_allowed():
+def test_an_error_lists_all_refused_keys_and_repeats_the_allowed_ones():
     after = changed(seed=1, trainer__seed=1, optimizer__lr=0.2, run_name="b")
     with pytest.raises(ValueError) as refused:
         check_changes("run", CONFIG, after, [], ["optimizer"])
@@ -139,7 +134,7 @@ def test_all_that_is_refused_is_listed_beside_what_was_allowed():
     ]
 
 
-def test_a_schedule_that_stretches_is_named():
+def test_settings_that_stretch_with_the_duration_are_named():
     (line,) = check_changes("run", CONFIG, changed(trainer__max_duration="16ep"), [])
     assert (
         line == "trainer.max_duration: 8ep -> 16ep; settings in fractions of it stretch: "
@@ -150,11 +145,11 @@ def test_a_schedule_that_stretches_is_named():
     assert line == "trainer.max_duration: 8ep -> 16ep"
 
 
-def test_what_is_allowed_must_be_a_key():
+def test_allow_changes_takes_only_keys_of_the_config():
     for name, near in (("optimizer.lrr", "'optimizer.lr'"), ("optimiser", "'optimizer'"), ("data.nothing.x", "")):
         with pytest.raises(ValueError, match=f"--allow-changes='{name}': this config has no such key.*{near}"):
             check_changes("run", CONFIG, CONFIG, [], [name])
-    gone = changed(algorithms__ema=ABSENT)  # typed again after it was removed
+    gone = changed(algorithms__ema=ABSENT)  # typed again after the first resume
     assert check_changes("run", gone, gone, ["~algorithms.ema"], ["algorithms.ema"]) == []
     assert check_changes("run", CONFIG, CONFIG, [], ["optimizer.lr", "model"]) == []
 
@@ -173,7 +168,7 @@ class Fails(Callback):
 
 
 def rates(run: Path) -> list[float]:
-    """The learning rates of the last batch and its base, in a run's newest checkpoint."""
+    """Return the learning rate in a run's newest checkpoint, and the rate that the schedule multiplies."""
     saved = torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=True)
     (group,) = saved["optimizers"][0]["param_groups"]
     return [group["lr"], group.get("initial_lr", group["lr"])]
@@ -183,7 +178,7 @@ def weights(run: Path) -> bytes:
     return (run / "checkpoints" / "latest" / "model.pt").read_bytes()
 
 
-def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tmp_path: Path):
+def test_resume_refuses_changes_and_applies_allowed_ones(run_here: Any, tmp_path: Path):
     run = tmp_path / "run"
     run_here(*SHORT, *QUIET, "scheduler=constant", "hydra.run.dir=run", code=0)
     shutil.copytree(run, tmp_path / "plain", symlinks=True)
@@ -211,9 +206,8 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
     assert rates(run) == [0.3, 0.3]
     run_here("resume", "plain", LONGER, code=0)
     assert rates(tmp_path / "plain") == [0.1, 0.1] and weights(tmp_path / "plain") != weights(run)
-    assert (
-        run_here(*command, "trainer.max_duration=4ep", code=0).err == "INFO: trainer.max_duration: 3ep -> 4ep\n"
-    )  # again
+    again = run_here(*command, "trainer.max_duration=4ep", code=0)
+    assert again.err == "INFO: trainer.max_duration: 3ep -> 4ep\n"
     assert rates(run) == [0.3, 0.3]
 
 
@@ -243,7 +237,7 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
     ],
     ids=["optimizer", "removed", "scheduler", "shapes", "torch's schedule"],
 )
-def test_what_a_checkpoint_cannot_take_up_is_an_error(
+def test_a_change_that_does_not_fit_the_checkpoint_is_an_error(
     run_here: Any, tmp_path: Path, start: tuple[str, ...], change: tuple[str, ...], part: str
 ):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", *start, code=0)
@@ -254,7 +248,7 @@ def test_what_a_checkpoint_cannot_take_up_is_an_error(
 
 
 @pytest.mark.slow
-def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_path: Path):
+def test_a_copied_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", "scheduler=none", code=0)
     shutil.copytree(tmp_path / "run" / "checkpoints" / "ep1-ba3", tmp_path / "a" / "b" / "lone")
     same = ("resume", "a/b/lone", *SHORT, *QUIET, "scheduler=none", "hydra.run.dir=new")
@@ -271,20 +265,20 @@ def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_is_forked_with_several_values(run_here: Any, tmp_path: Path):
+def test_a_sweep_of_forks_may_change_the_config(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     varied = (LONGER, "optimizer.lr=0.1,0.3")
     refused = run_here("-m", "resume", "run", *varied, code=2)
     assert refused.err == "error: -m: resume takes one experiment at a time; leave out -m\n"
-    run_here("-m", "fork", "run", "ba6", *varied, "hydra.sweep.dir=forks", code=0)  # where everything may change
+    run_here("-m", "fork", "run", "ba6", *varied, "hydra.sweep.dir=forks", code=0)  # a fork may change everything
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
-    one, other = (tmp_path / "forks" / f"lr{lr}-mlp-digits" for lr in (0.1, 0.3))
-    assert rates(one)[1] == 0.1 and rates(other)[1] == 0.3 and weights(one) != weights(other)
+    same, other = (tmp_path / "forks" / f"lr{lr}-mlp-digits" for lr in (0.1, 0.3))
+    assert rates(same)[1] == 0.1 and rates(other)[1] == 0.3 and weights(same) != weights(other)
     result = json.loads((other / "result.json").read_text())
     assert (result["parent"], result["forked_at"]) == (str(tmp_path / "run"), 6)
     run_here("resume", "run", LONGER, code=0)
-    assert weights(tmp_path / "run") == weights(one)
+    assert weights(tmp_path / "run") == weights(same)
 
 
 def checkpoints(run: Path) -> list[str]:
@@ -292,13 +286,13 @@ def checkpoints(run: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: Any, tmp_path: Path):
+def test_resuming_from_an_older_checkpoint_moves_later_ones_aside(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(FAILS)
     own = ("+callbacks.own._target_=own.Fails", "--allow-changes=optimizer.lr", "optimizer.lr=0.5")
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.keep=-1", "hydra.run.dir=run", LONGER, code=0)
     run = tmp_path / "run"
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
-    again = run_here("resume", "run/checkpoints/ep1-ba3", *own, code=1)  # before its first checkpoint
+    again = run_here("resume", "run/checkpoints/ep1-ba3", *own, code=1)  # fails before its first checkpoint
     assert "checkpoints later than ep1-ba3 do not belong to the resumed run: moved to" in again.err
     assert checkpoints(run) == ["ep1-ba3"] and not (run / "checkpoints" / "latest").is_symlink()
     aside = run / "sessions" / "1" / "checkpoints"
@@ -309,18 +303,18 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: An
 
 
 @pytest.mark.slow
-def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
+def test_a_change_of_batches_is_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     for change in ("data.batch_size=300", "data.seed=7"):
-        asked = (LONGER, change, f"--allow-changes={change.partition('=')[0]}")
-        refused = run_here("resume", "run/checkpoints/ep1-ba4", *asked, code=2)
+        arguments = (LONGER, change, f"--allow-changes={change.partition('=')[0]}")
+        refused = run_here("resume", "run/checkpoints/ep1-ba4", *arguments, code=2)
         assert "was saved mid-epoch, after 400 samples" in refused.err
-        assert "samples" not in run_here("check", "run", *asked, code=0).err  # it reads no data
-    run_here("resume", "run", *asked, code=0)  # at the end of an epoch, the user may decide
+        assert "samples" not in run_here("check", "run", *arguments, code=0).err  # check reads no data
+    run_here("resume", "run", *arguments, code=0)  # allowed at the end of an epoch
 
 
 @pytest.mark.slow
-def test_checkpoints_may_lie_in_a_folder_of_any_name(run_here: Any, tmp_path: Path):
+def test_checkpoints_in_a_folder_of_another_name_are_found(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.folder=saved", "hydra.run.dir=outputs/day/run", code=0)
     for run in ("outputs/day/run", "latest", "outputs/day/run/saved", "outputs/day/run/saved/ep1-ba3"):
         run_here("check", run, LONGER, code=0)

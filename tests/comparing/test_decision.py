@@ -1,4 +1,4 @@
-"""Tests, intervals and numbers of seeds, against scipy, by hand, and by how often they are right."""
+"""Significance tests, intervals and numbers of seeds: compared with scipy, by hand, and by their error rates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def paired(a: list[float], b: list[float]) -> Samples:
     return Samples(a, b, [*map(str, range(len(a)))])
 
 
-def test_values_under_two_common_keys_are_pairs():
+def test_values_are_paired_if_they_share_two_keys():
     assert pair_values({"0": 1.0, "1": 2.0, "2": 3.0}, {"1": 5.0, "2": 6.0}) == ([2.0, 3.0], [5.0, 6.0], ["1", "2"])
     assert pair_values({"0": 1.0}, {"0": 2.0}) == ([1.0], [2.0], ["0"])
     assert pair_values({"0": 1.0, "1": 2.0}, {"1": 5.0, "2": 6.0}) == ([1.0, 2.0], [5.0, 6.0], ())
@@ -42,7 +42,7 @@ def mean_difference(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [3, 8, 11])
-def test_flipped_signs_are_scipy_s(n: int):
+def test_sign_flips_give_the_p_value_of_scipy(n: int):
     values = np.random.default_rng(n).normal(0.5, 1, n)
     expected: Any = scipy.stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=1_000_000)
     assert flip_signs(values) == pytest.approx(expected.pvalue)
@@ -50,14 +50,14 @@ def test_flipped_signs_are_scipy_s(n: int):
     assert flip_signs(np.zeros(n)) == 1.0  # equal values are no evidence
 
 
-def test_above_twenty_pairs_signs_are_drawn_and_always_the_same():
+def test_more_than_twenty_pairs_use_random_but_repeatable_sign_flips():
     values = np.random.default_rng(0).normal(0.4, 1, 24)
-    exact: Any = scipy.stats.ttest_1samp(values, 0)  # close to it for normal values
+    exact: Any = scipy.stats.ttest_1samp(values, 0)  # close to the exact test for normal values
     assert flip_signs(values) == flip_signs(values) == pytest.approx(exact.pvalue, rel=0.15)
     assert flip_signs(np.ones(24)) == smallest_p(24)
 
 
-def test_many_values_are_drawn_in_blocks_that_change_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_results_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch):
     a, b = np.random.default_rng(0).normal(0, 1, (2, 24))
     whole = flip_signs(b - a), permute(a, b), bootstrap(a), bootstrap(a, b)
     monkeypatch.setattr(decision, "BLOCK", 20_000)
@@ -65,7 +65,7 @@ def test_many_values_are_drawn_in_blocks_that_change_nothing(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (6, 6), (9, 4)])
-def test_permutations_are_scipy_s(sizes: tuple[int, int]):
+def test_permutations_give_the_p_value_of_scipy(sizes: tuple[int, int]):
     draw = np.random.default_rng(1)
     a, b = draw.normal(0, 1, sizes[0]), draw.normal(1, 1, sizes[1])
     observed = abs(a.mean() - b.mean())
@@ -76,7 +76,7 @@ def test_permutations_are_scipy_s(sizes: tuple[int, int]):
     assert permute(np.arange(sizes[0]), 100.0 + np.arange(sizes[1])) == pytest.approx(smallest_p(*sizes))
 
 
-def test_many_permutations_are_drawn():
+def test_random_permutations_are_close_to_a_t_test():
     draw = np.random.default_rng(1)
     a, b = draw.normal(0, 1, 15), draw.normal(0.7, 1, 14)
     expected: Any = scipy.stats.ttest_ind(a, b)
@@ -84,7 +84,7 @@ def test_many_permutations_are_drawn():
 
 
 @pytest.mark.parametrize("sizes", [(8,), (30,), (9, 14)])
-def test_the_interval_is_scipy_s_at_its_expanded_level(sizes: tuple[int, ...]):
+def test_the_interval_is_that_of_scipy_at_the_expanded_level(sizes: tuple[int, ...]):
     draw = np.random.default_rng(5)
     samples = [draw.exponential(1.0, size) for size in sizes]
     freedom = sum(sizes) - len(sizes)
@@ -97,7 +97,7 @@ def test_the_interval_is_scipy_s_at_its_expanded_level(sizes: tuple[int, ...]):
         rng=np.random.default_rng(0),
     ).confidence_interval
     width = expected.high - expected.low
-    # The bounds are far out, where there are few resamples.
+    # Few resamples lie near the bounds, so they vary.
     assert bootstrap(*samples) == pytest.approx((expected.low, expected.high), abs=0.08 * width)
 
 
@@ -136,18 +136,18 @@ def test_the_interval_of_few_values_is_that_of_all_resamples(sizes: tuple[int, .
         assert bootstrap(*samples) == pytest.approx(bounds_of_all_resamples(*samples))
 
 
-def test_the_interval_of_the_opposite_is_the_opposite_interval():
+def test_the_interval_of_negated_values_is_negated():
     values = np.array([0.11, 0.14, 0.09, 0.1, 0.3, 0.12])
     low, high = bootstrap(values) or (0.0, 0.0)
     assert bootstrap(-values) == pytest.approx((-high, -low))
 
 
-def test_intervals_without_spread_or_values():
+def test_intervals_of_one_value_or_without_spread():
     assert bootstrap(np.array([0.5])) is None and bootstrap(np.ones(4), np.ones(1)) is None
     assert bootstrap(np.full(3, 0.1)) == pytest.approx((0.1, 0.1))
 
 
-def test_student_s_t_is_scipy_s():
+def test_student_quantiles_are_those_of_scipy():
     for freedom in (1, 2, 30):
         assert student_quantile(0.975, freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom))
 
@@ -158,40 +158,40 @@ def test_holm_by_hand():
 
 
 def test_a_decision_by_hand():
-    (one,) = decide([paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])])
-    assert (one.difference, one.p, one.smallest_p, one.n) == (2.0, 0.25, 0.25, (3, 3))
-    assert one.effect == 2.0 and not one.is_decided
-    assert one.more == 3 and count_needed(2.0) == 6  # the fewest that can decide
-    (alone,) = decide([paired([1.0], [2.0])])
-    assert (alone.p, alone.interval, alone.more) == (1.0, None, None) and math.isnan(alone.effect)
+    (small,) = decide([paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])])
+    assert (small.difference, small.p, small.smallest_p, small.n) == (2.0, 0.25, 0.25, (3, 3))
+    assert small.effect == 2.0 and not small.is_decided
+    assert small.more == 3 and count_needed(2.0) == 6  # the fewest that can decide
+    (single,) = decide([paired([1.0], [2.0])])
+    assert (single.p, single.interval, single.more) == (1.0, None, None) and math.isnan(single.effect)
     (clear,) = decide([paired([0.0] * 6, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0])])
     assert clear.is_decided and clear.more == 0 and clear.p == 2 / 64
 
 
-def test_several_comparisons_are_corrected():
+def test_p_values_of_several_comparisons_are_corrected():
     values = paired([0.0] * 6, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0])
     decisions = decide([values, values])
-    assert [one.p for one in decisions] == [4 / 64] * 2 and decisions[0].smallest_p == 4 / 64
-    assert [one.more for one in decisions] == [1, 1]  # seven pairs are the first whose p can be 0.025
+    assert [result.p for result in decisions] == [4 / 64] * 2 and decisions[0].smallest_p == 4 / 64
+    assert [result.more for result in decisions] == [1, 1]  # with seven pairs, p can be below 0.025
 
 
-def test_equals_are_told_apart_in_three_to_five_of_a_hundred_cases():
+def test_equal_samples_differ_significantly_in_three_to_five_percent():
     draw = np.random.default_rng(0)
     for n in (6, 8, 10):
-        found = sum(flip_signs(draw.standard_normal(n)) <= 0.05 for _ in range(1000))
-        assert 30 <= found <= 50 or (n == 6 and 20 <= found <= 45)  # six pairs can have 2/64 and 4/64
-    found = sum(permute(draw.standard_normal(6), draw.standard_normal(5)) <= 0.05 for _ in range(1000))
-    assert 30 <= found <= 50
+        claims = sum(flip_signs(draw.standard_normal(n)) <= 0.05 for _ in range(1000))
+        assert 30 <= claims <= 50 or (n == 6 and 20 <= claims <= 45)  # p of six pairs is a multiple of 2/64
+    claims = sum(permute(draw.standard_normal(6), draw.standard_normal(5)) <= 0.05 for _ in range(1000))
+    assert 30 <= claims <= 50
 
 
 @pytest.mark.parametrize(("effect", "n"), [(1.5, 6), (1.2, 8), (0.85, 12)])
-def test_promised_power_is_there(effect: float, n: int):
+def test_predicted_power_is_that_of_simulations(effect: float, n: int):
     draw = np.random.default_rng(1)
-    found = np.mean([flip_signs(draw.standard_normal(n) + effect) <= 0.05 for _ in range(1000)])
-    assert found == pytest.approx(find_power(effect, n), abs=0.03)
+    power = np.mean([flip_signs(draw.standard_normal(n) + effect) <= 0.05 for _ in range(1000)])
+    assert power == pytest.approx(find_power(effect, n), abs=0.03)
 
 
-def test_the_number_needed_is_the_first_with_that_power():
+def test_the_number_needed_is_the_smallest_with_80_percent_power():
     for effect, is_paired in ((2.0, True), (0.7, True), (0.2, True), (2.5, False), (0.5, False)):
         n = count_needed(effect, is_paired=is_paired)
         assert n is not None and find_power(effect, n, is_paired=is_paired) >= 0.8
@@ -201,23 +201,23 @@ def test_the_number_needed_is_the_first_with_that_power():
 
 
 @pytest.mark.parametrize("n", [6, 8])
-def test_intervals_hold_the_true_mean(n: int):
+def test_95_percent_of_intervals_contain_the_true_mean(n: int):
     draw = np.random.default_rng(3)
-    held = 0
+    covered = 0
     for _ in range(300):
         low, high = bootstrap(draw.standard_normal(n)) or (0, 0)
-        held += low <= 0 <= high
-    assert 0.92 <= held / 300 <= 0.98
+        covered += low <= 0 <= high
+    assert 0.92 <= covered / 300 <= 0.98
 
 
-def test_the_best_is_the_leader_or_tied():
+def test_the_truly_best_is_first_or_tied_in_95_percent():
     draw = np.random.default_rng(4)
     missed = 0
     for _ in range(500):
         values = draw.standard_normal((4, 8))
-        values[0] += 0.05  # the best by a hair
+        values[0] += 0.05  # the best by a small margin
         order = np.argsort(-values.mean(axis=1))
-        ties = find_ties([paired(values[order[0]].tolist(), values[one].tolist()) for one in order[1:]])
-        missed += 0 not in [order[0], *(one for one, tied in zip(order[1:], ties, strict=True) if tied)]
+        ties = find_ties([paired(values[order[0]].tolist(), values[index].tolist()) for index in order[1:]])
+        missed += 0 not in [order[0], *(index for index, tied in zip(order[1:], ties, strict=True) if tied)]
     assert missed / 500 <= 0.05
-    assert find_ties([paired([1.0] * 3, [0.0] * 3)]) == [True]  # three pairs cannot tell
+    assert find_ties([paired([1.0] * 3, [0.0] * 3)]) == [True]  # three pairs are too few

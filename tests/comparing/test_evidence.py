@@ -1,4 +1,4 @@
-"""Anytime evidence, with error rates from all sign patterns rather than from random ones."""
+"""Anytime-valid evidence; error rates are computed from all sign patterns, not from random ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_expected_wealth_is_1_after_every_pair_if_both_signs_are_equally_lik
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_looking_after_each_pair_finds_a_difference_between_equals_in_at_most_5_percent(sizes: np.ndarray):
+def test_testing_after_each_pair_has_at_most_5_percent_false_positives(sizes: np.ndarray):
     largest = log_wealth(SIGNS * sizes).max(axis=1)
     assert np.mean(largest >= -math.log(LEVEL)) <= LEVEL
 
@@ -39,7 +39,7 @@ def test_one_sided_wealth_never_grows_on_average_against_a_center_on_the_other_s
     assert np.all(wealth.mean(axis=0) <= 1 + 1e-12)
 
 
-def test_a_wealth_is_the_product_of_its_bets():
+def test_wealth_is_the_mean_of_the_products_of_bets():
     differences = np.array([0.3, -0.1, 0.4])
     scale = np.sqrt(np.cumsum(differences**2) / [1, 2, 3])
     up = [math.prod(1 + math.tanh(bet * d / s) for d, s in zip(differences, scale, strict=True)) for bet in BETS]
@@ -53,7 +53,7 @@ def test_six_pairs_with_equal_signs_decide_and_five_cannot():
     assert anytime_interval(np.full(6, 0.1), LEVEL) == pytest.approx((0.1, 0.1))
 
 
-def test_evidence_does_not_depend_on_unit_or_direction_and_ties_are_none():
+def test_evidence_does_not_depend_on_unit_or_direction_and_ties_are_no_evidence():
     differences = np.random.default_rng(2).normal(1, 1, 9)
     assert anytime_p(-1e-9 * differences) == pytest.approx(anytime_p(differences))
     assert anytime_p(np.zeros(9)) == anytime_p(np.array([])) == 1.0

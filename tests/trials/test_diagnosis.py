@@ -1,4 +1,4 @@
-"""Notes on faults in training or evaluation describe the batch at which they showed."""
+"""Errors in training and evaluation get a note that describes the step and the batch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from runner.data import DatasetLoader
 
 
 def data(label=1):
-    rows = [{"x": {"image": torch.ones(4)}, "name": "a", "label": one} for one in [1] * 4 + [label] * 4]
+    rows = [{"x": {"image": torch.ones(4)}, "name": "a", "label": number} for number in [1] * 4 + [label] * 4]
     return tuple(DatasetLoader(rows, batch_size=4, shuffle=False) for _ in range(2))
 
 
@@ -88,25 +88,24 @@ class Fails(Callback):
             raise ValueError("no more")
 
 
-class Tells(Callback):
+class ReportsError(Callback):
     def close(self, state, logger):
         print("closing:", *state.error.__notes__)
 """
 OWN_RUN = ("algorithms=none", "callbacks=none", "~model", "+model._target_=own.Own", "~data", "+data._target_=own.data")
 
 
-def test_tensors_of_a_mapping_have_its_keys_and_callbacks_hear_so(tmp_path: Path, run_here: Any):
+def test_a_batch_of_mappings_is_described_by_its_keys_and_callbacks_see_the_note(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(OWN_TRAINING)
-    ended = run_here(*OWN_RUN, "+data.label=7", "+callbacks.tells._target_=own.Tells")
-    batch = (
-        "x.image float32 (4, 4), name list of 4 str, label int64 (4,) from 7 to 7 and outputs of logits float32 (4, 2)"
-    )
+    ended = run_here(*OWN_RUN, "+data.label=7", "+callbacks.reports._target_=own.ReportsError")
+    batch = "x.image float32 (4, 4), name list of 4 str, label int64 (4,) from 7 to 7"
+    batch += " and outputs of logits float32 (4, 2)"
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith(f"in its loss, with a batch of {batch}: model._target_=own.Own")
     assert ended.out.splitlines()[-1] == f"closing: {ended.err.splitlines()[-1]}"
 
 
-def test_a_model_that_torch_compile_cannot_trace_has_its_batch(tmp_path: Path, run_app: Any):
+def test_an_error_of_torch_compile_describes_the_batch(tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN_TRAINING)
     ended = run_app(*OWN_RUN, "+model.features=3", "trainer.compile=true", exit_code=2)
     expected = "In its forward pass, as torch.compile traces it, with a batch of x.image float32 (4, 4), name list of 4"
@@ -120,21 +119,21 @@ def test_a_model_that_torch_compile_cannot_trace_has_its_batch(tmp_path: Path, r
         (("+callbacks.fails._target_=own.Fails",), "in callbacks.fails (own.Fails)"),
     ],
 )
-def test_the_trace_of_another_rank_says_so_too(changes: tuple[str, ...], line: str, tmp_path: Path, run_app: Any):
+def test_an_error_on_another_rank_gets_one_note(changes: tuple[str, ...], line: str, tmp_path: Path, run_app: Any):
     (tmp_path / "own.py").write_text(OWN_TRAINING)
     ended = run_app(*OWN_RUN, *changes, "launch.nproc_per_node=2", exit_code=1)
     assert ended.stderr.splitlines()[-1].startswith(line)
     assert ended.stderr.count(line) == 1
 
 
-def test_a_fault_elsewhere_has_no_batch(run_here: Any):
+def test_an_error_outside_of_a_step_describes_no_batch(run_here: Any):
     ended = run_here("model=mlp", "algorithms=none", "callbacks=nan_monitor", "optimizer.lr=1e30")
     assert ended.code == 3
     assert "the loss is" in ended.err and "with a batch of" not in ended.err
 
 
 @pytest.mark.slow
-def test_an_evaluation_says_so_too(run_here: Any):
+def test_an_error_in_runner_eval_describes_the_batch(run_here: Any):
     assert run_here("model=mlp", "algorithms=none", "trainer.max_duration=2ba").code == 0
     ended = run_here("eval", "latest", "data=synthetic_images", "data.eval_batch_size=7")
     assert ended.code == 1
@@ -142,13 +141,13 @@ def test_an_evaluation_says_so_too(run_here: Any):
     assert expected in ended.err.splitlines()[-1]
 
 
-def test_what_a_gpu_does_not_name_is_a_hint():
+def test_a_device_assert_adds_a_note_about_check():
     with pytest.raises(RuntimeError) as raised, noting_batch(small_experiment()):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
     assert [note for note in raised.value.__notes__ if "runner check" in note] == raised.value.__notes__
 
 
-def test_device_assert_in_the_first_batch_adds_a_hint():
+def test_a_device_assert_in_the_first_batch_is_an_error_with_a_hint():
     expected = (
         "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* runner check tries a few"
     )
@@ -161,7 +160,7 @@ from runner import ClassificationModel
 from runner.models import MLP
 
 
-class Odd(ClassificationModel):
+class Unmeasurable(ClassificationModel):
     def __init__(self):
         super().__init__(MLP(64, [8], 10), 10)
 
@@ -171,13 +170,13 @@ class Odd(ClassificationModel):
 """
 
 
-def test_an_evaluation_between_batches_tells_of_its_own(tmp_path: Path, run_here: Any):
+def test_an_error_in_an_evaluation_during_training_describes_the_evaluation_batch(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(OWN)
-    model = ("~model.num_classes", "~model.module", "model._target_=own.Odd")
+    model = ("~model.num_classes", "~model.module", "model._target_=own.Unmeasurable")
     ended = run_here("model=mlp", *model, "algorithms=none", *DIGITS)
     assert ended.code == 1
     expected = "in its metrics, with a batch of float32 (597, 1, 8, 8), int64 (597,) from 0 to 9"
-    assert f"{expected}: model._target_=own.Odd, data=digits" in ended.err.splitlines()
+    assert f"{expected}: model._target_=own.Unmeasurable, data=digits" in ended.err.splitlines()
 
 
 READS = """
@@ -211,7 +210,7 @@ class Images(torch.utils.data.Dataset):
 """
 
 
-def test_a_transform_that_fails_is_no_forward_pass_of_the_batch_before(tmp_path: Path, run_here: Any):
+def test_an_error_in_a_transform_is_not_blamed_on_the_forward_pass(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(READS)
     ended = run_here("model=mlp", "algorithms=none", "callbacks=none", "~data", "+data._target_=own.split")
     assert ended.code == 1
@@ -219,7 +218,7 @@ def test_a_transform_that_fails_is_no_forward_pass_of_the_batch_before(tmp_path:
     assert "forward pass" not in ended.err and "with a batch of" not in ended.err
 
 
-def test_data_that_replaces_a_group_is_named_as_it_was_typed(tmp_path: Path, run_here: Any):
+def test_data_that_replace_a_group_are_named_as_typed(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(READS)
     data = ("~data", "+data._target_=own.split")
     ended = run_here("model=mlp", "algorithms=none", *DIGITS, *data, "model.num_classes=2")
@@ -233,7 +232,7 @@ class Unreadable(dict[str, Any]):
 
 
 def train_on(batch: Any, error: Exception) -> None:
-    """Run the loop's microbatch with a model whose forward pass raises an error."""
+    """Train a microbatch with a model whose forward pass raises an error."""
 
     def fail(microbatch: Any) -> None:
         raise error
@@ -245,7 +244,7 @@ def train_on(batch: Any, error: Exception) -> None:
 
 
 class Nothing:
-    """Has any method, which does nothing."""
+    """Has every method, and each does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: None
@@ -262,24 +261,23 @@ def note_of(batch: Any) -> str:
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_has_no_one_length(layout: torch.layout):
+def test_a_nested_tensor_is_described_without_a_length(layout: torch.layout):
     batch = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
     assert "with a batch of float32 (2, ...): model" in note_of(batch)
 
 
-def test_a_batch_that_cannot_be_looked_at_hides_no_error():
+def test_a_batch_that_cannot_be_described_keeps_the_original_error():
     assert note_of(Unreadable()) == ""
 
 
-def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
-    assert note_of([torch.ones(2)] * 1000).endswith(
-        "float32 (2,), 984 more: model._target_=mine.model, data._target_=mine.data"
-    )
+def test_the_description_lists_the_first_tensors_or_says_there_are_none():
+    note = note_of([torch.ones(2)] * 1000)
+    assert note.endswith("float32 (2,), 984 more: model._target_=mine.model, data._target_=mine.data")
     assert "with a batch of list of 1 str: " in note_of(["text"])
     assert "with a batch of no tensors: " in note_of([])
 
 
-def test_a_wrong_argument_in_a_step_is_shown_without_its_class():
+def test_a_wrong_argument_in_a_step_is_shown_without_the_error_class():
     with (
         pytest.raises(WrongConfig, match=r"In its forward pass, .*:\n  context=4: must"),
         naming_fault(small_experiment()),
@@ -287,13 +285,13 @@ def test_a_wrong_argument_in_a_step_is_shown_without_its_class():
         train_on(torch.ones(2), wrong_argument("context", 4, "must be at least 8"))
 
 
-def test_a_rank_that_another_one_ends_has_no_fault_of_its_own():
+def test_a_rank_ended_by_the_failure_of_another_gets_no_note():
     with pytest.raises(RankFailed) as raised, noting_batch(small_experiment()):
         train_on(torch.ones(2), RankFailed(1, "it was killed"))
     assert not hasattr(raised.value, "__notes__")
 
 
-def test_a_function_of_a_user_with_the_name_of_a_step_is_none():
+def test_a_function_of_the_user_named_like_a_step_gets_no_note():
     def loss() -> None:
         raise ValueError("the original")
 
@@ -304,7 +302,7 @@ def test_a_function_of_a_user_with_the_name_of_a_step_is_none():
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_is_called_by_the_loops(name: str):
-    """A call that is spelled in another way there would leave errors without their step."""
+    """If a loop spelled a call differently, errors in it would get no step."""
     rooms = Path(runner.__file__).parent
     modules = [*(rooms / "training").glob("*.py"), rooms / "models" / "loss.py", rooms / "models" / "first_loss.py"]
     lines = (line for path in modules for line in path.read_text().splitlines() if "def " not in line)

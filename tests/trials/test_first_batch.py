@@ -1,4 +1,4 @@
-"""A run begins with its first batch: what that batch shows to be wrong is one message, and leaves nothing behind."""
+"""A run begins with its first batch: an error in it is one message, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RaisesOnRank1(Callback):
             raise ValueError("only on rank 1")
 
 
-class Spoils(Algorithm):
+class CutsOutputs(Algorithm):
     def before_loss(self, state: Any, logger: Any) -> None:
         state.outputs = state.outputs[:3]
 
@@ -125,7 +125,7 @@ def load_wide() -> Any:
 
 
 MODELS = (OwnModel, VectorLoss, TextLoss, DetachedLoss, NoOutputs, NarrowInput, FiveClasses)
-PARTS = (*MODELS, Raises, RaisesOnRank1, Spoils, Logs, load_texts, load_broken, load_wide)
+PARTS = (*MODELS, Raises, RaisesOnRank1, CutsOutputs, Logs, load_texts, load_broken, load_wide)
 OWN = f"""
 from typing import Any
 
@@ -135,7 +135,7 @@ from torch.nn import functional
 from runner import Algorithm, Callback, ClassificationModel
 from runner.data import DatasetLoader, TensorLoader
 
-{"".join(inspect.getsource(one) for one in PARTS)}
+{"".join(inspect.getsource(part) for part in PARTS)}
 """
 
 
@@ -162,7 +162,7 @@ WRONG = {
     "a loss that is a vector": (model("VectorLoss"), ["VectorLoss.loss returned a loss of shape (64,)"]),
     "a loss that is text": (model("TextLoss"), ["TextLoss.loss returned a loss of type str"]),
     "a loss without a gradient": (model("DetachedLoss"), ["DetachedLoss.loss", "without a gradient"]),
-    "outputs that are nothing": (
+    "outputs that are None": (
         model("NoOutputs"),
         ["model._target_=own.NoOutputs does not fit data=digits. In its loss", "not NoneType"],
     ),
@@ -178,21 +178,19 @@ WRONG = {
         ("+callbacks.mine._target_=own.Raises",),
         ["callbacks.mine: KeyError: 'wrong'", "at BATCH_START", "own.py:"],
     ),
-    "an algorithm that spoils the outputs": (
-        ("+algorithms.mine._target_=own.Spoils",),
+    "an algorithm that cuts the outputs": (
+        ("+algorithms.mine._target_=own.CutsOutputs",),
         ["does not fit data=digits. In its loss", "outputs of float32 (3, 10)"],
     ),
 }
 
 
 @pytest.mark.parametrize(
-    "what",
-    fast(
-        WRONG, "a loss that is a vector", "outputs that are nothing", "data of another shape", "a callback that raises"
-    ),
+    "fault",
+    fast(WRONG, "a loss that is a vector", "outputs that are None", "data of another shape", "a callback that raises"),
 )
-def test_what_the_first_batch_shows_to_be_wrong_is_one_message(folder: Path, run_here: Any, what: str):
-    arguments, expected = WRONG[what]
+def test_an_error_in_the_first_batch_is_one_message_and_leaves_nothing(folder: Path, run_here: Any, fault: str):
+    arguments, expected = WRONG[fault]
     ended = run_here(*SHORT, *arguments, code=2)
     assert ended.err.count("error: ") == 1 and "Traceback" not in ended.err, ended.err
     for text in expected:
@@ -200,17 +198,17 @@ def test_what_the_first_batch_shows_to_be_wrong_is_one_message(folder: Path, run
     assert not (folder / "outputs").exists()
 
 
-def test_one_rank_that_refuses_its_first_batch_is_one_message(folder: Path, run_app: Any):
-    # Without batch norm, of which a line at the start says that each rank has its own.
-    chosen = "model=mlp", "+callbacks.mine._target_=own.RaisesOnRank1", "launch.nproc_per_node=2"
-    done = run_app(*SHORT, *chosen, exit_code=2)
+def test_an_error_of_one_rank_in_the_first_batch_is_one_message(folder: Path, run_app: Any):
+    # A model with batch norm would add a line about its statistics on each rank.
+    arguments = "model=mlp", "+callbacks.mine._target_=own.RaisesOnRank1", "launch.nproc_per_node=2"
+    done = run_app(*SHORT, *arguments, exit_code=2)
     assert done.stderr.count("error") == 1, done.stderr
     assert done.stderr.startswith("error: callbacks.mine: only on rank 1")
     assert "with model=mlp and data=digits" in done.stderr
     assert run_folders(folder) == []
 
 
-def test_the_summary_of_a_refused_run_names_nothing_that_is_gone(folder: Path, run_here: Any):
+def test_the_summary_of_a_refused_run_suggests_no_resume(folder: Path, run_here: Any):
     ended = run_here(*SHORT, "+callbacks=console_summary", "+callbacks.mine._target_=own.Raises", code=2)
     assert "resume" not in ended.out and "failed" not in ended.out
     assert ended.out.splitlines()[0].startswith("resnet8-digits  ")
@@ -225,14 +223,14 @@ def test_a_refused_run_leaves_nothing_in_mlflow_even_if_it_logged(folder: Path, 
     assert not any((folder / "outputs" / ".mlflow_unsent").iterdir())
 
 
-def test_what_was_logged_before_the_first_batch_is_recorded_with_it(folder: Path, run_here: Any):
+def test_values_logged_before_the_first_batch_are_recorded(folder: Path, run_here: Any):
     run_here(*SHORT, "+callbacks.logs._target_=own.Logs", code=0)
     store = folder / "outputs" / "mlflow.db"
     assert stores.query(store, "select value from metrics where key = 'early'") == [(1.0,)]
     assert [*folder.glob("outputs/mlartifacts/*/artifacts/images/early_image*.png")]
 
 
-def test_a_later_failure_is_a_failed_run_with_the_users_lines_first(folder: Path, run_here: Any):
+def test_a_later_error_fails_the_run_and_shows_only_lines_of_the_user(folder: Path, run_here: Any):
     ended = run_here(*SHORT, "+callbacks.mine._target_=own.Raises", "+callbacks.mine.batch=1", code=1)
     assert "calls in runner; HYDRA_FULL_ERROR=1 shows them]" in ended.err
     assert "in fail" in ended.err and "loop.py" not in ended.err
@@ -242,7 +240,7 @@ def test_a_later_failure_is_a_failed_run_with_the_users_lines_first(folder: Path
     assert stores.query(folder / "outputs" / "mlflow.db", "select status from runs") == [("FAILED",)]
 
 
-def test_a_sweep_goes_on_after_a_job_that_its_first_batch_refuses(folder: Path, run_here: Any):
+def test_a_sweep_continues_after_a_job_refused_by_its_first_batch(folder: Path, run_here: Any):
     sweep = ("-m", "+callbacks.mine._target_=own.Raises", "+callbacks.mine.batch=0,100")
     ended = run_here(*SHORT, *sweep, code=2)
     assert "1 finished, 1 refused" in ended.out

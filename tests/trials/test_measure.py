@@ -1,4 +1,4 @@
-"""Budgets, measured: the batches that fit, and runs that are the same as if they had been given in batches."""
+"""Budgets become a number of batches by measuring; such runs equal runs of that number of batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = ("model=mlp", "data.batch_size=400", "callbacks=[state_digest]")
 
 
 @pytest.mark.parametrize("of, expected", [("training", 1000), ("evaluation", 1200), ("all", 519)])
-def test_as_many_batches_as_fit(of: str, expected: int):
+def test_a_budget_is_filled_with_as_many_batches_as_fit(of: str, expected: int):
     budget = Budget("10s", of)
     pace = Pace(0.01, [(0.801, lambda batches: -(-batches // 100))])  # after every 100 batches, and at the end
     assert pace.fill(budget) == expected
@@ -50,7 +50,7 @@ def train(experiment: Experiment, folder: Path) -> Any:
     return trainer.state
 
 
-def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_measuring_leaves_no_files_and_does_not_change_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(measure, "LEAST", 0.05)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -67,8 +67,8 @@ def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_operations_are_those_of_all_ranks(tmp_path: Path, run_app: Any, ranks: int):
-    """Six for each weight that multiplies and each sample, by hand."""
+def test_a_budget_of_operations_counts_all_ranks(tmp_path: Path, run_app: Any, ranks: int):
+    """The expected number is 6 operations per weight of a matrix and sample."""
     several = (f"launch.nproc_per_node={ranks}", "callbacks=none", "hydra.run.dir=run")
     run_app(*TINY[:2], *several, "model.module.hidden=[8]", "algorithms=none", "budget=1e7flop")
     weights = 64 * 8 + 8 * 10
@@ -76,17 +76,15 @@ def test_operations_are_those_of_all_ranks(tmp_path: Path, run_app: Any, ranks: 
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["budget"] == expected
 
 
-def test_operations_are_what_the_model_says():
-    config = composed(
-        *TINY, "model=gpt", "data=synthetic_tokens", "data.batch_size=4", "algorithms=none", "budget=1e9flop"
-    )
+def test_a_budget_of_operations_uses_flops_per_batch_of_the_model():
+    tokens = ("data=synthetic_tokens", "data.batch_size=4")
+    config = composed(*TINY, "model=gpt", *tokens, "algorithms=none", "budget=1e9flop")
     with build.build(Experiment({**config, "budget": None}), Path("unused"), "run") as trainer:
         model = trainer.state.unwrapped_model
         loader: Any = trainer.state.train_dataloader
         each = model.flops_per_batch(next(iter(loader)))
-    assert (
-        each is not None and str(settle_budget(Experiment(config), None).budget) == f"1e+09flop = {int(1e9 / each)}ba"
-    )
+    assert each is not None
+    assert str(settle_budget(Experiment(config), None).budget) == f"1e+09flop = {int(1e9 / each)}ba"
 
 
 def test_a_budget_without_room_for_one_batch_is_refused():
@@ -104,26 +102,26 @@ def test_a_rerun_and_a_resumed_run_train_the_same_batches(tmp_path: Path, run_ap
     assert "conf/" not in rerun.stderr and "measured" not in rerun.stderr
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["budget"] == recorded
     assert "ok: equal bit for bit" in run_app("compare", "run", "again").stdout
-    # For longer: measured again, and gone on from where it was.
+    # With a larger budget, a resumed run is measured again.
     said = run_app("resume", "run", "budget=3s").stderr if ranks == 1 else ""
     assert (f"budget: {recorded} -> 3s" in said and "measured in" in said) or ranks == 2
 
 
 @pytest.mark.slow
-def test_a_job_of_a_sweep_that_was_paused_goes_on_with_the_batches_it_began_with(tmp_path: Path, run_app: Any):
+def test_a_paused_job_of_a_sweep_keeps_its_number_of_batches(tmp_path: Path, run_app: Any):
     sweep = ("-m", *TINY, SAVING, "seed=0,1", "hydra.sweep.dir=sweep", "budget=3s", "trainer.session=1s")
     assert "2 paused" in run_app(*sweep).stdout
     configs = sorted(tmp_path.glob("sweep/*/config.yaml"))
-    before = [yaml.safe_load(one.read_text())["budget"] for one in configs]
-    for _ in range(40):  # the machine may be slower now than when the batches were counted
+    before = [yaml.safe_load(config.read_text())["budget"] for config in configs]
+    for _ in range(40):  # the machine may have become slower since the measurement
         if "2 finished" in run_app(*sweep).stdout:
             break
-    assert [yaml.safe_load(one.read_text())["budget"] for one in configs] == before
-    assert all(json.loads((one.parent / "result.json").read_text())["status"] == "FINISHED" for one in configs)
+    assert [yaml.safe_load(config.read_text())["budget"] for config in configs] == before
+    assert all(json.loads((config.parent / "result.json").read_text())["status"] == "FINISHED" for config in configs)
 
 
 @pytest.mark.slow
-def test_what_a_budget_cannot_be_used_with_is_one_message(tmp_path: Path, run_app: Any):
+def test_a_wrong_budget_is_one_message(tmp_path: Path, run_app: Any):
     refused = {
         "budget=5ep": "budget='5ep': must be wall-clock time",
         "trainer.budget=5s": "trainer.budget=5s: no such key; write budget=5s",

@@ -1,4 +1,4 @@
-"""The memory that `runner check` predicts, against what torch's allocator gave a real run."""
+"""The peak memory that `runner check` predicts, compared with the allocator of torch in a real run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def predicted(*overrides: str) -> dry_run.Findings:
 
 
 def allocated(folder: Path, *overrides: str) -> int:
-    """The most bytes that torch's allocator had given at once when two batches were trained; data come before."""
+    """Train two batches, and return the peak of allocated bytes, without the data."""
     config = composed(*overrides)
     train, _ = build.make_data(Experiment(config))
     parts = build.make_parts(Experiment(config)) | {"callbacks": [TwoBatches()], "schedulers": None}
@@ -56,15 +56,15 @@ def allocated(folder: Path, *overrides: str) -> int:
             trainer.fit()
     watched.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    given: dict[int, int] = {}
+    live: dict[int, int] = {}
     peak = 0
-    for one in sorted((one for one in events if one["name"] == "[memory]"), key=lambda one: one["ts"]):
-        address, size = one["args"]["Addr"], one["args"]["Bytes"]
+    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
+        address, size = event["args"]["Addr"], event["args"]["Bytes"]
         if size > 0:
-            given[address] = size
-            peak = max(peak, sum(given.values()))
+            live[address] = size
+            peak = max(peak, sum(live.values()))
         else:
-            given.pop(address, None)  # what was given before may be freed, too
+            live.pop(address, None)  # it may have been allocated before profiling
     return peak
 
 
@@ -82,14 +82,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("overrides", CASES, ids=" ".join)
-def test_the_peak_is_what_the_allocator_gives(overrides: tuple[str, ...], tmp_path: Path):
+def test_the_predicted_peak_is_that_of_the_allocator(overrides: tuple[str, ...], tmp_path: Path):
     findings = predicted(*overrides)
     assert findings.unpredicted == ""
     assert findings.sizes.peak == pytest.approx(allocated(tmp_path, *overrides), rel=0.1)
 
 
-def test_activations_go_with_the_batch_and_checkpoints_leave_few():
-    plain_ones, half, checkpointed = (
+def test_activations_scale_with_the_batch_and_shrink_with_checkpointing():
+    plain, half, checkpointed = (
         predicted(*GPT[:-1], *more).sizes.activations
         for more in (
             ("algorithms=none",),
@@ -97,8 +97,8 @@ def test_activations_go_with_the_batch_and_checkpoints_leave_few():
             ("algorithms=activation_checkpointing",),
         )
     )
-    assert half == pytest.approx(plain_ones / 2, rel=0.01)
-    assert checkpointed < 0.4 * plain_ones
+    assert half == pytest.approx(plain / 2, rel=0.01)
+    assert checkpointed < 0.4 * plain
 
 
 DEEP = (*GPT, "model.module.n_layers=4")
@@ -132,7 +132,7 @@ RANKED = {
 
 
 @pytest.mark.slow
-def test_a_rank_has_its_share():
+def test_ranks_and_shards_divide_the_predicted_memory():
     alone, replica, shard = (
         predicted(*DEEP, *more).sizes
         for more in ((), ("launch.nproc_per_node=2",), (SHARDED, "launch.nproc_per_node=2"))
@@ -141,14 +141,14 @@ def test_a_rank_has_its_share():
     assert replica.activations == shard.activations == pytest.approx(alone.activations / 2, rel=0.01)
     assert shard.peak < replica.peak < alone.peak
     blocks = [
-        4 * sum(one.numel() for one in block.parameters())
+        4 * sum(weight.numel() for weight in block.parameters())
         for block in build.make_model(Experiment(composed(*DEEP))).module.blocks
     ]
     assert shard.gathered == replica.weights - sum(blocks[2:])
 
 
 def measure_ranks() -> None:
-    """Leave the most that this rank's allocator gives with each layout of `layouts.json` in a file."""
+    """Write the allocated peak of this rank to a file, for each layout in `layouts.json`."""
     folder = Path(f"rank{get_global_rank()}")
     folder.mkdir(exist_ok=True)
     with on_ranks():
@@ -158,9 +158,9 @@ def measure_ranks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKED)
-def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path: Path, ranks: int):
+def test_the_predicted_peak_of_a_rank_is_that_of_its_allocator(run_ranks: Any, tmp_path: Path, ranks: int):
     def measure(layouts: list[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
-        """The peak of each layout, on the rank where it is lowest."""
+        """Return the peak of each layout on the rank with the lowest."""
         (tmp_path / "layouts.json").write_text(json.dumps(layouts))
         run_ranks(program_of("trials/test_peak_memory", "measure_ranks"), ranks)
         peaks = [json.loads((tmp_path / f"rank{rank}" / "peaks.json").read_text()) for rank in range(ranks)]
@@ -168,18 +168,18 @@ def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path
 
     findings = {overrides: predicted(*overrides, f"launch.nproc_per_node={ranks}") for overrides in RANKED[ranks]}
     measured = measure(RANKED[ranks])
-    # Torch sometimes does not notice that a thread of gloo frees memory; then it counts too much.
+    # The profiler sometimes misses that a thread of gloo frees memory, and then measures too much.
     too_large = [overrides for overrides, peak in measured.items() if 0.9 * peak > findings[overrides].sizes.peak]
     if too_large:
         again = measure(too_large)
         measured |= {overrides: min(measured[overrides], again[overrides]) for overrides in too_large}
-    for overrides, found in findings.items():
-        assert found.unpredicted == ""
-        assert found.sizes.peak == pytest.approx(measured[overrides], rel=0.1), overrides
-        assert bool(found.sizes.gathered) == (SHARDED in overrides)
+    for overrides, prediction in findings.items():
+        assert prediction.unpredicted == ""
+        assert prediction.sizes.peak == pytest.approx(measured[overrides], rel=0.1), overrides
+        assert bool(prediction.sizes.gathered) == (SHARDED in overrides)
 
 
-def test_tied_weights_stay_one():
+def test_tied_weights_stay_tied_without_values():
     network = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
     network[1].weight = network[0].weight
     with FakeTensorMode():
@@ -187,8 +187,8 @@ def test_tied_weights_stay_one():
     assert network[1].weight is network[0].weight and len([*network.parameters()]) == 1
 
 
-def test_a_large_model_takes_no_memory():
-    """Nearly ten thousand million weights, 39 GB."""
+def test_predicting_a_large_model_allocates_no_memory():
+    """The model has almost 10 billion weights, 39 GB."""
     large = ("model.module.d_model=16384", "model.module.n_layers=3", "init_weights=by_name", "trainer.parallel=fsdp")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     findings = predicted("model=gpt", *TOKENS, "algorithms=none", *large, "launch.nproc_per_node=8")
@@ -197,7 +197,7 @@ def test_a_large_model_takes_no_memory():
 
 
 class Reading(Model):
-    """A model that looks at its outputs."""
+    """A model whose forward pass reads a value of its outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Reading(Model):
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
-def test_a_model_that_reads_values_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_that_reads_values_gets_no_figure_and_says_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peaks_here", sys.modules[__name__])
     own = ("algorithms=none", "~model.num_classes", "~model.module", "model._target_=peaks_here.Reading")
     config = composed("model=mlp", *own)
@@ -222,15 +222,15 @@ def test_a_model_that_reads_values_is_tried_all_the_same(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("reads", ["nan_guard", "channels_last", "info_batch"])
-def test_an_algorithm_that_reads_values_is_left_out(reads: str):
+def test_an_algorithm_that_reads_values_is_left_out_of_the_prediction(reads: str):
     findings = predicted("model=resnet8", f"algorithms={reads}")
     assert findings.sizes.peak > findings.sizes.activations > 0
     assert (reads in findings.unpredicted) == (reads == "nan_guard")
 
 
-def test_ranks_that_split_layers_have_fewer_activations():
+def test_tensor_parallel_ranks_have_fewer_activations():
     alone, split = (
         predicted(*GPT, "data.batch_size=8", *more).sizes.activations
         for more in ((), (SPLIT, "launch.nproc_per_node=2"))
     )
-    assert 0.5 * alone < split < 0.9 * alone  # those between the blocks, and the outputs, are whole
+    assert 0.5 * alone < split < 0.9 * alone  # activations between the blocks and outputs are not split

@@ -1,4 +1,4 @@
-"""A learning rate that rises until the loss diverges, and the rate it suggests for problems with a known answer."""
+"""A learning rate that rises until the loss diverges, and the rate suggested for a problem with a known limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from runner.trials.rising_rate import RisingRate, find_steepest
 
 def test_steepest_descent_is_found_before_the_minimum():
     rates = [10.0**power for power in range(-5, 4)]
-    assert find_steepest(rates, [2.0, 2.0, 1.9, 1.5, 1.4, 1.3, 9.0, 8.0, 1.35]) == rates[2]  # not the later fall
+    assert (
+        find_steepest(rates, [2.0, 2.0, 1.9, 1.5, 1.4, 1.3, 9.0, 8.0, 1.35]) == rates[2]
+    )  # not the later, steeper fall
     assert find_steepest(rates, [2.0, 1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) is None  # too near the start to tell
     assert find_steepest(rates, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]) is None
     assert find_steepest([0.1], [1.0]) is None

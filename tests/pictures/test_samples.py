@@ -1,3 +1,5 @@
+"""Pictures, captions and texts of samples."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -13,13 +15,13 @@ def test_tokens_are_shown_as_bytes_or_numbers():
     assert show_text(torch.zeros(2, 3), 0) == "" == show_text(None, 0)
 
 
-def test_images_have_one_channel_or_three():
+def test_only_tensors_with_one_or_three_channels_are_images():
     images = torch.zeros(2, 3, 4, 4)
     assert find_images({"features": torch.zeros(2, 2, 4, 4), "image": images}) is images
     assert find_images(torch.zeros(2, 2, 4, 4)) is None is find_images(None)
 
 
-def test_captions_leave_out_what_is_not_one_number_per_sample():
+def test_captions_have_only_values_with_one_number_per_sample():
     classes = {"target": torch.tensor([3, 21840]), "prediction": to_classes(torch.eye(5)[:2], 2)}
     assert make_captions(classes) == ["target 3, prediction 0", "target 21840, prediction 1"]
     assert make_captions({"loss": [2.60349, 1.0], **classes}, [7, None]) == [
@@ -36,7 +38,7 @@ def test_the_caption_of_a_single_score_gives_the_score():
     assert make_captions({"prediction": scores}) == ["prediction 0.25", "prediction 4"]
 
 
-def test_brightness():
+def test_brightness_is_stretched_only_outside_of_0_to_1():
     normalized = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     normalized[1] *= 100
     pictures = to_pictures(normalized)
@@ -46,7 +48,7 @@ def test_brightness():
     assert (np.diff(pictures[0].ravel()[order].astype(int)) >= 0).all()
     dark = torch.full((1, 1, 2, 2), 0.2)
     assert (to_pictures(dark) == 51).all()
-    assert to_pictures(5 * dark + 1).max() == 0  # nothing to stretch
+    assert to_pictures(5 * dark + 1).max() == 0  # no contrast to stretch
     assert to_pictures(torch.full((1, 1, 1, 1), 7, dtype=torch.uint8)).item() == 7
     values = torch.tensor([torch.nan, -1.0, 1.0, torch.inf]).reshape(1, 2, 2, 1)
     assert to_pictures(values, channels_last=True).tolist() == [[[[128], [0]], [[255], [128]]]]

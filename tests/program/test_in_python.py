@@ -27,7 +27,7 @@ OWN = "taught_here"
 
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name this file as a module outside of `tests`: a run that uses a package reads all files of it for its record."""
+    """Name this file as a module outside of `tests`, because a run records all files of the packages that it uses."""
     monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
 
 
@@ -35,9 +35,9 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return read_file(find_checkpoint(folder), "model.pt")
 
 
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one)
+def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in weights)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_trainer_from_a_config_trains_what_the_command_trains(folder: Path, run_here: Any):
+def test_a_trainer_from_a_config_trains_like_the_command(folder: Path, run_here: Any):
     run_here(*SHORT, "+algorithms=ema", code=0)
     (by_command,) = run_folders(folder)
     with Trainer.from_config(*SHORT, "+algorithms=ema") as trainer:
@@ -54,9 +54,9 @@ def test_a_trainer_from_a_config_trains_what_the_command_trains(folder: Path, ru
     assert result.run_dir in run_folders(folder) and result.run_dir != by_command
     assert trainer.state.run_name.startswith(f"{result.run_dir.name}-mlp-digits-")
     assert_equal(weights_of(by_command), weights_of(result.run_dir))
-    record = [(one / "config.yaml").read_text() for one in (by_command, result.run_dir)]
+    record = [(run / "config.yaml").read_text() for run in (by_command, result.run_dir)]
     assert record[0] == record[1]
-    results = [json.loads((one / "result.json").read_text()) for one in (by_command, result.run_dir)]
+    results = [json.loads((run / "result.json").read_text()) for run in (by_command, result.run_dir)]
     for key in ("status", "identity", "metrics", "objective", "objective_name"):
         assert results[0][key] == results[1][key], key
 
@@ -73,7 +73,7 @@ class Fails(Callback):
     ("error", "status"),
     [("RuntimeError", "FAILED"), pytest.param("KeyboardInterrupt", "KILLED", marks=pytest.mark.slow)],
 )
-def test_the_result_of_a_fit_that_fails_says_so(folder: Path, error: str, status: str):
+def test_a_fit_that_fails_records_its_status(folder: Path, error: str, status: str):
     fails = f"+callbacks.fails={{_target_: {OWN}.Fails, error: {error}}}"
     with pytest.raises(BaseException, match="on purpose"), Trainer.from_config(*SHORT, fails) as trainer:
         assert not (trainer.state.run_dir / "result.json").exists()
@@ -81,7 +81,7 @@ def test_the_result_of_a_fit_that_fails_says_so(folder: Path, error: str, status
     assert json.loads((run_folders(folder)[0] / "result.json").read_text())["status"] == status
 
 
-def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
+def test_a_run_made_in_python_can_be_resumed_and_loaded(folder: Path, run_here: Any):
     with Trainer.from_config(*SHORT, "+algorithms=[blurpool,ema]", "model=resnet8") as trainer:
         trainer.fit()
     run_here("resume", "latest", "trainer.max_duration=8ba", code=0)
@@ -91,12 +91,12 @@ def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
     assert loaded.config["model"]["module"]["_target_"] == "runner.models.ResNet8"
     assert loaded.checkpoint == find_checkpoint(trainer.state.run_dir) and loaded.checkpoint.name.endswith("ba8")
     assert not loaded.model.training
-    assert_equal(dict(loaded.model.state_dict()), weights_of(trainer.state.run_dir))  # with BlurPool's layers
+    assert_equal(dict(loaded.model.state_dict()), weights_of(trainer.state.run_dir))  # with the layers of BlurPool
     assert_equal(dict(runner.load(loaded.checkpoint).model.state_dict()), dict(loaded.model.state_dict()))
 
 
 class Teacher(Callback):
-    """Loads a run in two threads of a run, and evaluates each batch with it."""
+    """Loads another run in two threads, and applies it to each batch."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -115,10 +115,10 @@ class Student(ClassificationModel):
 
     def __init__(self, run: str) -> None:
         super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), num_classes=10)
-        self.__dict__["teacher"] = runner.load(run).model  # no part of this model
+        self.__dict__["teacher"] = runner.load(run).model  # no submodule of this model
 
 
-def test_a_run_loads_its_teacher_and_trains_the_same(folder: Path, run_here: Any):
+def test_loading_a_teacher_does_not_change_training(folder: Path, run_here: Any):
     run_here(*SHORT, "hydra.run.dir=teacher", code=0)
     run_here(*SHORT, "seed=1", code=0)
     (alone,) = run_folders(folder)
@@ -135,13 +135,13 @@ def test_models_in_the_jobs_of_a_sweep_load_their_teacher(folder: Path, run_here
 
 
 @pytest.mark.slow
-def test_ranks_load_a_teacher_together(folder: Path, run_here: Any):
+def test_two_ranks_can_load_a_teacher(folder: Path, run_here: Any):
     run_here(*SHORT, "hydra.run.dir=teacher", code=0)
     teacher = f"+callbacks.teacher={{_target_: {__name__}.Teacher, run: teacher}}"
     run_here(*SHORT, "launch.nproc_per_node=2", teacher, code=0)
 
 
-def test_loading_leaves_another_program_of_hydra_as_it_is(folder: Path):
+def test_loading_leaves_the_hydra_of_another_program_alone(folder: Path):
     with Trainer.from_config(*SHORT, "callbacks=none") as trainer:
         trainer.fit()
         trainer.save_checkpoint(trainer.state.run_dir / "checkpoints" / "last")
@@ -171,7 +171,7 @@ def test_a_wrong_config_is_one_message_and_leaves_nothing(folder: Path, override
     assert run_folders(folder) == []
 
 
-def test_own_configs_are_found(folder: Path):
+def test_from_config_reads_a_config_dir(folder: Path):
     (folder / "mine" / "model").mkdir(parents=True)
     small = "_target_: runner.ClassificationModel\nnum_classes: 10\nmodule:\n  _target_: runner.models.MLP\n"
     small += "  in_features: 64\n  hidden: [4]\n  num_classes: 10\n"

@@ -1,4 +1,4 @@
-"""The application as a user meets it: what a command leaves behind, what it says, how it ends."""
+"""The command as a user meets it: imports, output and exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from main_runs import SHORT, query, run_folders
 from python_process import PATIENCE, start_python
 
 
-def test_help_and_the_config_are_quick(tmp_path: Path):
+def test_help_and_config_errors_import_no_slow_library(tmp_path: Path):
     slow = {"torch", "mlflow", "torchmetrics", "matplotlib", "sklearn", "pandas", "rich", "numpy"}
     program = f"""
 import sys
@@ -29,7 +29,7 @@ print("imported", sorted({slow!r} & set(sys.modules)))
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     after = os.times()
-    # CPU time, because other processes may take most of the machine: about 2 s, where importing torch alone takes 1.3.
+    # CPU time, because other processes may load the machine: about 2 s, and importing torch would add 1.3 s.
     assert after.children_user - before.children_user < 10
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("exit ")] == ["exit 0", "exit 0", "exit 2", "exit 2", "exit 2"]
@@ -38,7 +38,7 @@ print("imported", sorted({slow!r} & set(sys.modules)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_reads_no_more_ends_it_quietly(tmp_path: Path):
+def test_a_closed_pipe_ends_help_quietly(tmp_path: Path):
     command = f"{sys.executable} -m runner --help | head -1"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -46,7 +46,7 @@ def test_who_reads_no_more_ends_it_quietly(tmp_path: Path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_log_that_is_full_or_closed_ends_no_run(tmp_path: Path, ranks: int):
+def test_a_run_survives_a_full_or_closed_stdout(tmp_path: Path, ranks: int):
     command = ["-m", "runner", *SHORT, "~callbacks.mlflow_logger", f"launch.nproc_per_node={ranks}"]
     with open("/dev/full", "wb") as full:
         full_out = start_python([*command, "hydra.run.dir=out"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE)
@@ -56,15 +56,15 @@ def test_a_log_that_is_full_or_closed_ends_no_run(tmp_path: Path, ranks: int):
     closed = start_python(["-c", program, *command[2:], "hydra.run.dir=closed"], cwd=tmp_path)
     with full_out as process:
         assert process.stderr is not None
-        told = process.stderr.read().decode()
-    assert [one.wait(PATIENCE) for one in (full_out, full_both, closed)] == [0, 0, 0], told
-    assert told.count("WARNING: stdout cannot be written") == 1
+        stderr = process.stderr.read().decode()
+    assert [process.wait(PATIENCE) for process in (full_out, full_both, closed)] == [0, 0, 0], stderr
+    assert stderr.count("WARNING: stdout cannot be written") == 1
     for name in ("out", "both", "closed"):
         assert json.loads((tmp_path / name / "result.json").read_text())["status"] == "FINISHED"
         assert (tmp_path / name / "checkpoints" / "ep2-ba6").exists()
 
 
-def test_a_failure_in_training_is_a_trace_and_exit_code_1(folder: Path, run_app: Any):
+def test_an_error_in_training_shows_a_trace_and_exits_with_1(folder: Path, run_app: Any):
     done = run_app(*SHORT, "+callbacks.mine._target_=own.Failing", exit_code=1)
     assert "Traceback" in done.stderr
     assert "RuntimeError: a callback that fails" in done.stderr

@@ -1,4 +1,4 @@
-"""Choices beyond the defaults: classes, configs and packages of one's own, less, or other ones."""
+"""Choices beyond the defaults: classes, configs and packages of the user, and runs with fewer parts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import yaml
 from main_runs import SHORT, query, run_folders
 
 
-def test_own_classes_and_own_configs(folder: Path, run_here: Any):
-    """Choices from the working directory and from `--config-dir`, which add files to a group."""
+def test_classes_and_configs_of_the_user_are_used(folder: Path, run_here: Any):
+    """Classes come from the working directory, and choices from `--config-dir`."""
     for path, text in {
         "more/model/own.yaml": "_target_: own.OwnModel\nunits: 8\n",
         "more/callbacks/greeter.yaml": "greeter:\n  _target_: own.Greeter\n  word: welcome\n",
@@ -28,15 +28,14 @@ def test_own_classes_and_own_configs(folder: Path, run_here: Any):
     (run_dir,) = run_folders(folder)
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"] == {"_target_": "own.OwnModel", "units": 8}
     for config_dir in (["--config-dir=more"], ["--config-dir", "more"]):
-        given = [*config_dir, "model=own", "+callbacks=greeter"]
-        unknown = run_here(*given, "callbacks.greeter.wrod=hi", code=2).err
-        assert unknown == "error: callbacks.greeter.wrod: callbacks.greeter has no key 'wrod'; did you mean 'word'?" + (
-            " Allowed: word\n"
-        )
-        assert "model has no key 'unit'; did you mean 'units'" in run_here(*given, "model.unit=4", code=2).err
+        command = [*config_dir, "model=own", "+callbacks=greeter"]
+        unknown = run_here(*command, "callbacks.greeter.wrod=hi", code=2).err
+        message = "error: callbacks.greeter.wrod: callbacks.greeter has no key 'wrod'; did you mean 'word'?"
+        assert unknown == f"{message} Allowed: word\n"
+        assert "model has no key 'unit'; did you mean 'units'" in run_here(*command, "model.unit=4", code=2).err
 
 
-def test_a_run_of_nothing_but_training(folder: Path, run_here: Any):
+def test_a_run_without_callbacks_prints_nothing_and_keeps_its_record(folder: Path, run_here: Any):
     code, out, err = run_here(*SHORT, "callbacks=none", "algorithms=none", "scheduler=none")
     assert (code, out, err) == (0, "", "")
     (run_dir,) = run_folders(folder)
@@ -44,7 +43,7 @@ def test_a_run_of_nothing_but_training(folder: Path, run_here: Any):
     assert query(folder, "select count(*) from runs") == [(0,)]
 
 
-def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: Any):
+def test_a_choice_that_replaces_the_defaults_is_warned_of(folder: Path, run_here: Any):
     _, out, err = run_here("explain", "callbacks=speed_monitor", code=0)
     (line,) = err.splitlines()
     assert line.startswith("WARNING: callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, ")
@@ -53,8 +52,8 @@ def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["namespace", "package", "module"])
-def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: str):
-    """`callbacks`, `algorithms`, `conf` and `tests` of the working directory are its own, and ours are ours."""
+def test_code_of_the_user_may_have_names_of_our_packages(folder: Path, run_app: Any, shape: str):
+    """The working directory may have its own `callbacks`, `algorithms`, `conf` and `tests`."""
     for name in ("callbacks", "algorithms", "tests"):
         file = folder / (f"{name}.py" if shape == "module" else f"{name}/mine.py")
         file.parent.mkdir(exist_ok=True)
@@ -65,7 +64,7 @@ def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: 
     (folder / "conf" / "config.yaml").write_text("not: ours\n")
     where = "callbacks" if shape == "module" else "callbacks.mine"
     own = (f"+callbacks.mine._target_={where}.Greeter", "+callbacks=speed_monitor", "+algorithms=ema")
-    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / ".editable")}  # as an editable install has it
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / ".editable")}  # as in an editable install
     done = run_app(*SHORT, *own, "~callbacks.mlflow_logger", folder=folder, env=env, real=True)
     assert "hello" in done.stdout
 
@@ -79,12 +78,14 @@ class Broken(Callback):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
-            raise RecursionError("as an import that was broken off may leave it") from None
+            raise RecursionError("as an interrupted import may raise it") from None
 """
 
 
-def test_what_fails_because_of_ctrl_c_is_no_error(folder: Path, run_here: Any):
+def test_an_error_caused_by_ctrl_c_is_no_error(folder: Path, run_here: Any):
     (folder / "broken.py").write_text(BROKEN)
     ended = run_here(*SHORT, "callbacks=none", "+callbacks.broken._target_=broken.Broken", code=130)
     assert ended.err == ""
-    assert run_here("optimizer.lrr=1", code=2).err.startswith("error: optimizer.lrr")  # forgotten by the next command
+    assert run_here("optimizer.lrr=1", code=2).err.startswith(
+        "error: optimizer.lrr"
+    )  # the next command is not affected

@@ -1,4 +1,4 @@
-"""Folders and disks that are full, taken or not to be written: what was there stays, and a lost end is a failure."""
+"""Folders that are taken, not writable or oddly named: their files stay, and errors name them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from main_runs import SHORT
 
 
-def test_a_folder_of_one_s_own_that_holds_something_is_never_removed(folder: Path, run_here: Any):
+def test_a_refused_run_removes_no_files_of_the_user(folder: Path, run_here: Any):
     (folder / "kept").mkdir()
     (folder / "kept" / "notes.txt").write_text("mine")
     assert run_here("hydra.run.dir=kept", "callbacks.checkpoint_saver.monitor=nothing").code == 2
@@ -23,7 +23,7 @@ def test_a_working_directory_that_cannot_be_written_is_named(tmp_path: Path, run
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_folder_that_holds_another_run_is_refused(folder: Path, run_here: Any):
+def test_a_folder_with_another_run_is_refused_and_unchanged(folder: Path, run_here: Any):
     arguments = (*SHORT, "hydra.run.dir=runs/a", "~callbacks.mlflow_logger")
     assert run_here(*arguments).code == 0
     before = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
@@ -34,7 +34,7 @@ def test_a_folder_that_holds_another_run_is_refused(folder: Path, run_here: Any)
     assert after == before and any(path.name == "config.yaml" for path in after)
 
 
-def test_a_working_directory_named_like_an_interpolation_is_where_everything_goes(tmp_path: Path, run_app: Any):
+def test_folders_named_like_an_interpolation_are_taken_literally(tmp_path: Path, run_app: Any):
     folder = tmp_path / "it's ${seed}, a=b (é)"
     folder.mkdir()
     quiet = (*SHORT, "callbacks=[checkpoint_saver,console_summary]")
@@ -47,7 +47,7 @@ def test_a_working_directory_named_like_an_interpolation_is_where_everything_goe
     assert "max_duration: 4ep" in (run / "config.yaml").read_text()
 
 
-def test_a_terminal_without_all_characters_gets_others_in_their_place(folder: Path, run_app: Any):
+def test_characters_that_the_terminal_lacks_are_replaced(folder: Path, run_app: Any):
     env = {"PYTHONIOENCODING": "ascii", "COLUMNS": "50"}
     done = run_app(*SHORT, "callbacks=[console_summary]", 'run_name="é …"', env=env, real=True)
     assert done.stdout.startswith("? ?")

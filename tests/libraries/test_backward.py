@@ -1,4 +1,4 @@
-"""A backward pass that starts from a given gradient is torch's, with or without its private function."""
+"""Our backward pass from a given gradient equals that of torch, with or without its private function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runner.libraries import backward as module
 
 
 @pytest.fixture
-def forget():
+def clear_cache():
     module._runs_as_expected.cache_clear()
     yield
     module._runs_as_expected.cache_clear()
 
 
 def gradients(start: Any) -> list[Tensor]:
-    """What two backward passes leave in a network, from a gradient of 0.3."""
+    """Return the gradients that two backward passes from a gradient of 0.3 leave in a network."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -32,17 +32,19 @@ def gradients(start: Any) -> list[Tensor]:
     return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
 
-def test_gradients_are_torchs_to_the_bit(forget: None, monkeypatch: pytest.MonkeyPatch):
+def test_gradients_equal_those_of_torch_to_the_bit(clear_cache: None, monkeypatch: pytest.MonkeyPatch):
     assert module._runs_as_expected()
     expected = gradients(Tensor.backward)
-    monkeypatch.setattr(Tensor, "backward", None)  # it is not called
+    monkeypatch.setattr(Tensor, "backward", None)  # must not be called
     assert all(map(torch.equal, gradients(module.backward), expected))
 
 
 @pytest.mark.parametrize(
     "other", [None, lambda loss: None, lambda *_, **__: (), print], ids=["none", "one", "any", "C"]
 )
-def test_another_torch_does_it_by_its_public_method(other: Any, forget: None, monkeypatch: pytest.MonkeyPatch):
+def test_another_torch_version_falls_back_to_the_public_method(
+    other: Any, clear_cache: None, monkeypatch: pytest.MonkeyPatch
+):
     expected = gradients(Tensor.backward)
     calls = []
 
@@ -59,19 +61,19 @@ def test_another_torch_does_it_by_its_public_method(other: Any, forget: None, mo
     assert all(map(torch.equal, gradients(module.backward), expected)) and len(calls) == 2
 
 
-def test_a_loss_of_another_class_starts_its_own_backward_pass():
-    heard = []
+def test_a_loss_of_a_subclass_uses_its_own_backward():
+    calls = []
 
     class Loss(Tensor):
-        def backward(self, *arguments: Any, **named: Any) -> None:
-            heard.append(arguments)
+        def backward(self, *args: Any, **kwargs: Any) -> None:
+            calls.append(args)
 
     module.backward(torch.ones(()).as_subclass(Loss), torch.ones(()))
-    assert len(heard) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.slow
-def test_a_batch_is_trained_without_sympy():
+def test_training_a_batch_does_not_import_sympy():
     code = (
         "import sys, torch\n"
         "from runner import ClassificationModel, Trainer\n"

@@ -1,4 +1,4 @@
-"""The command that installs what a feature lacks."""
+"""The command that installs the missing packages of a feature."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from runner.libraries import extras
 
 
-def test_it_installs_from_the_checkout_that_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_installs_from_the_checkout_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkout = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(checkout)
     assert extras.how_to_install("hf") == "pip install -e '.[hf]'"
@@ -20,7 +20,7 @@ def test_it_installs_from_the_checkout_that_is_used(tmp_path: Path, monkeypatch:
     assert extras.how_to_install("hf") == "pip install 'exactrun[hf]'"
 
 
-def test_what_is_missing_is_named():
+def test_missing_packages_are_named():
     extras.require("X", None, "json")
     with pytest.raises(ImportError, match=r"X needs no_such_a, no_such_b, not installed here: pip install -e"):
         extras.require("X", "hf", "json", "no_such_a", "no_such_b")

@@ -1,4 +1,4 @@
-"""Modules that no search for garbage goes through."""
+"""Imported modules are exempt from garbage collection."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ print(main(), gc.get_freeze_count() > 100_000, gc.isenabled())
 """
 
 
-def test_modules_are_spared_and_the_garbage_of_an_earlier_job_is_not():
+def test_modules_are_frozen_and_earlier_garbage_is_collected():
     run_python(["-c", GARBAGE], real=True, check=True)
 
 
 @pytest.mark.slow
-def test_a_command_spares_torch(tmp_path: Path):
+def test_a_command_exempts_torch_from_garbage_collection(tmp_path: Path):
     done = run_python(["-c", COMMAND], real=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "0 True True"

@@ -1,4 +1,4 @@
-"""Metrics that are written straight into a SQLite store are there as MLflow would have stored them."""
+"""Metrics written directly into a SQLite store are stored as MLflow stores them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import stores
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports
+pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and its imports
 
 
-def test_tables_are_those_that_mlflow_writes(
+def test_written_tables_equal_those_of_mlflow(
     empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -23,7 +23,7 @@ def test_tables_are_those_that_mlflow_writes(
 
     values = [1.0, math.nan, math.inf, -math.inf, 0.1 + 0.2, 5e-324, -0.0]
     calls = [
-        [Metric("acc", 1, 3, 2)],  # not a float: the public way
+        [Metric("acc", 1, 3, 2)],  # an int goes through the public API
         [Metric("loss", value, 10 + number, number // 2) for number, value in enumerate(values)],
         [Metric("loss", 7.0, 5, 2), Metric("acc", 0.5, 5, 2), Metric("acc", 0.25, 5, 2), Metric("acc", 0.9, 4, 2)],
         [Metric("loss", 1.0, 10, 0), Metric("loss", 2.0, 99, 9), Metric("loss", 2.0, 99, 9), Metric("acc", 0.1, 6, 2)],
@@ -44,7 +44,7 @@ def test_tables_are_those_that_mlflow_writes(
     assert tables[0] == tables[1] and len(tables[0][0]) == 14 and len(tables[0][1]) == 2
 
 
-def test_a_deleted_run_and_values_that_are_no_numbers_are_refused_as_by_mlflow(
+def test_a_deleted_run_and_values_that_are_no_numbers_raise_the_errors_of_mlflow(
     empty_store: Path, tmp_path: Path
 ) -> None:
     from mlflow import MlflowClient

@@ -1,4 +1,4 @@
-"""An optimizer's step without torch's wrapper is its step, and what looks on is still called."""
+"""An optimizer step without the wrapper of torch has the same effect, and still calls hooks and profilers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(kind: Any, **arguments: Any) -> tuple[nn.Parameter, torch.optim.Optimiz
 
 
 def doubled(function: Any) -> Any:
-    @functools.wraps(function)  # and with its name, all that torch has noted on the function
+    @functools.wraps(function)  # copies the attributes that torch sets on the function, too
     def twice(*arguments: Any) -> None:
         function(*arguments)
         function(*arguments)
@@ -34,13 +34,13 @@ def doubled(function: Any) -> Any:
 
 
 class Decorated(torch.optim.SGD):
-    """Steps twice by a function that looks like its parent's step."""
+    """Steps twice by a wrapper that has the attributes of its parent's step."""
 
     step = doubled(torch.optim.SGD.step)
 
 
 class Doubled(torch.optim.SGD):
-    """Steps twice by its parent's step."""
+    """Steps twice by calling its parent's step."""
 
     def step(self, closure: Any = None) -> None:
         super().step()
@@ -48,7 +48,7 @@ class Doubled(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad, Doubled, Decorated])
-def test_the_step_is_torchs_to_the_bit(kind: Any):
+def test_a_step_equals_that_of_torch_to_the_bit(kind: Any):
     (plain, by_torch), (ours, optimizer) = make(kind), make(kind)
     for _ in range(3):
         by_torch.step()
@@ -57,22 +57,22 @@ def test_the_step_is_torchs_to_the_bit(kind: Any):
     assert optimizer.state_dict().keys() == by_torch.state_dict().keys()
 
 
-def test_gradients_are_not_recorded():
+def test_a_step_is_not_recorded_by_autograd():
     weight, optimizer = make(torch.optim.SGD)
     step(optimizer)
     assert weight.is_leaf and torch.is_grad_enabled()
 
 
-def test_a_differentiable_step_is_recorded():
+def test_a_differentiable_step_is_recorded_by_autograd():
     _, optimizer = make(torch.optim.SGD, differentiable=True)
-    with pytest.raises(RuntimeError, match="leaf Variable"):  # which a recorded step may not change
+    with pytest.raises(RuntimeError, match="leaf Variable"):  # autograd refuses the in-place change
         step(optimizer)
     assert torch.is_grad_enabled()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-def test_an_optimizer_is_made_stepped_saved_and_loaded_without_the_compiler(kind: str):
+def test_an_optimizer_is_made_stepped_saved_and_loaded_without_importing_the_compiler(kind: str):
     code = (
         "import sys, torch\n"
         "from runner.optim.factories import make_optimizers\n"
@@ -83,7 +83,7 @@ def test_an_optimizer_is_made_stepped_saved_and_loaded_without_the_compiler(kind
         "step(optimizer)\n"
         "optimizer.load_state_dict(optimizer.state_dict())\n"
         "print('torch._dynamo' in sys.modules)\n"
-        "compiled = torch.compile(model, backend='eager')\n"  # and it is there when it is needed
+        "compiled = torch.compile(model, backend='eager')\n"  # the compiler is imported when needed
         "print(torch.equal(compiled(torch.ones(2)), model(torch.ones(2))), 'torch._dynamo' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -100,7 +100,7 @@ def test_an_optimizer_is_made_stepped_saved_and_loaded_without_the_compiler(kind
         "torch.optim.Optimizer.profile_hook_step",
     ],
 )
-def test_another_torch_steps_as_it_does_itself(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_another_torch_version_falls_back_to_its_own_step(name: str, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as missing:
         owner, _, last = name.rpartition(".")
         missing.delattr(pkgutil.resolve_name(owner), last)
@@ -111,7 +111,7 @@ def test_another_torch_steps_as_it_does_itself(name: str, monkeypatch: pytest.Mo
     assert torch.equal(plain, ours) and other["_WRAPPER"] is None
 
 
-def test_the_compiler_of_another_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+def test_a_state_dict_without_wrapper_is_not_changed(monkeypatch: pytest.MonkeyPatch):
     plain = torch.optim.Optimizer.state_dict.__wrapped__  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.optim.Optimizer, "state_dict", plain)
     before = dict(vars(plain))
@@ -119,28 +119,28 @@ def test_the_compiler_of_another_torch_is_left_alone(monkeypatch: pytest.MonkeyP
     assert vars(plain) == before and make(torch.optim.SGD)[1].state_dict()["param_groups"]
 
 
-@pytest.mark.parametrize("where", ["before", "after", "of all", "on the object", "profiler"])
-def test_what_looks_on_is_called(where: str):
+@pytest.mark.parametrize("observer", ["pre-hook", "post-hook", "global hook", "patched step", "profiler"])
+def test_hooks_schedulers_and_profilers_see_the_step(observer: str):
     weight, optimizer = make(torch.optim.SGD)
     called = []
     remove: Any = None
-    if where == "before":
-        optimizer.register_step_pre_hook(lambda *_: called.append(where))
-    elif where == "after":
-        optimizer.register_step_post_hook(lambda *_: called.append(where))
-    elif where == "of all":
-        remove = register_optimizer_step_pre_hook(lambda *_: called.append(where)).remove
-    elif where == "on the object":
+    if observer == "pre-hook":
+        optimizer.register_step_pre_hook(lambda *_: called.append(observer))
+    elif observer == "post-hook":
+        optimizer.register_step_post_hook(lambda *_: called.append(observer))
+    elif observer == "global hook":
+        remove = register_optimizer_step_pre_hook(lambda *_: called.append(observer)).remove
+    elif observer == "patched step":
         torch.optim.lr_scheduler.ConstantLR(optimizer)
     before = weight.detach().clone()
-    if where == "profiler":
+    if observer == "profiler":
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             step(optimizer)
-        called += [one.key for one in profile.key_averages() if one.key == "Optimizer.step#SGD.step"]
+        called += [row.key for row in profile.key_averages() if row.key == "Optimizer.step#SGD.step"]
     else:
         step(optimizer)
     if remove is not None:
         remove()
-    if where == "on the object":
-        called += [where] * optimizer._opt_called  # pyright: ignore[reportAttributeAccessIssue]
+    if observer == "patched step":
+        called += [observer] * optimizer._opt_called  # pyright: ignore[reportAttributeAccessIssue]
     assert len(called) == 1 and not torch.equal(before, weight)

@@ -1,4 +1,4 @@
-"""Listings of a server that never ends."""
+"""Listings of a server that sends without end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp")
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Answers with links, as many as are read."""
+    """Answers with links without end."""
 
     def do_GET(self) -> None:
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Without the shortcuts around other libraries, everything is the same, only slower."""
+"""Without the shortcuts around other libraries, results are the same and only slower."""
 
 from __future__ import annotations
 
@@ -13,26 +13,15 @@ import torch
 from runner.libraries.shortcuts import NAMES, is_enabled
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_THE_CORE = (
-    *(
-        "core/test_engine.py",
-        "core/test_engine_errors.py",
-        "training/test_loop.py",
-        "training/test_loop_batch.py",
-        "training/test_loop_evaluation.py",
-    ),
-    *(
-        "training/test_accumulation.py",
-        "training/test_trainer.py",
-        "program/test_main.py",
-        "checkpoints/test_snapshot.py",
-        "optim/test_steps.py",
-    ),
+CORE_TESTS = (
+    *("core/test_engine.py", "core/test_engine_errors.py", "training/test_loop.py", "training/test_loop_batch.py"),
+    *("training/test_loop_evaluation.py", "training/test_accumulation.py", "training/test_trainer.py"),
+    *("program/test_main.py", "checkpoints/test_snapshot.py", "optim/test_steps.py"),
 )
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("value", "enabled"),
     [
         ("", NAMES),
         ("0", NAMES),
@@ -42,25 +31,25 @@ OF_THE_CORE = (
         ("backward,exit", tuple(name for name in NAMES if name not in ("backward", "exit"))),
     ],
 )
-def test_the_variable_takes_the_public_way_of_all_or_some(
-    given: str, taken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_the_variable_disables_all_or_some_shortcuts(
+    value: str, enabled: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("RUNNER_PUBLIC_ONLY", given)
-    assert tuple(filter(is_enabled, NAMES)) == taken
+    monkeypatch.setenv("RUNNER_PUBLIC_ONLY", value)
+    assert tuple(filter(is_enabled, NAMES)) == enabled
 
 
-def test_the_table_of_shortcuts_names_them_all():
+def test_the_table_lists_all_shortcuts():
     section = (ROOT / "docs" / "private_names.md").read_text().partition("\n## Shortcuts\n")[2].partition("\n## ")[0]
     assert [row.split("`")[1] for row in section.splitlines() if row.startswith("| `")] == list(NAMES)
 
 
 @pytest.mark.slow
-def test_weights_are_the_same_to_the_bit_without_them(tmp_path: Path):
+def test_weights_are_equal_to_the_bit_without_shortcuts(tmp_path: Path):
     weights = []
-    for given in ("0", "1"):
-        folder = tmp_path / given
+    for value in ("0", "1"):
+        folder = tmp_path / value
         command = [sys.executable, "-m", "runner", "trainer.max_duration=12ba", f"hydra.run.dir={folder}"]
-        env = os.environ | {"RUNNER_PUBLIC_ONLY": given}
+        env = os.environ | {"RUNNER_PUBLIC_ONLY": value}
         subprocess.run([*command, "~callbacks.mlflow_logger"], cwd=tmp_path, env=env, check=True)
         weights.append(torch.load(folder / "checkpoints/latest/model.pt", weights_only=True))
     torch.testing.assert_close(*weights, rtol=0, atol=0)
@@ -68,10 +57,10 @@ def test_weights_are_the_same_to_the_bit_without_them(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_core_passes_its_tests_without_them():
-    # The processes that tests fork must not have imported transformers, which torchmetrics does in the public way.
+def test_the_core_passes_its_tests_without_shortcuts():
+    # Without its shortcut, torchmetrics imports transformers, and processes that tests fork must not have done so.
     public = ",".join(name for name in NAMES if name != "torchmetrics")
-    files = [str(ROOT / "tests" / name) for name in OF_THE_CORE]
+    files = [str(ROOT / "tests" / name) for name in CORE_TESTS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files],

@@ -1,3 +1,5 @@
+"""Modules of the working directory are imported only for targets, and never in place of libraries."""
+
 from __future__ import annotations
 
 import os
@@ -15,7 +17,7 @@ READING = ("runs", "list callbacks", "help ema", "--cfg job", "compare none othe
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A working directory whose files leave a mark if they are imported."""
+    """A working directory whose modules write a file when they are imported."""
     mark = "open('ran', 'a').write(__name__)\n"
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(mark)
@@ -26,12 +28,14 @@ def hostile(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", READING)
-def test_a_command_imports_nothing_unasked_from_the_working_directory(command: str, hostile: Path, run_app: Any):
+def test_a_command_without_targets_imports_nothing_from_the_working_directory(
+    command: str, hostile: Path, run_app: Any
+):
     run_app(*command.split(), exit_code=None)
     assert not (hostile / "ran").exists()
 
 
-def test_a_module_of_the_user_s_is_found_and_libraries_are_not_replaced(hostile: Path, run_app: Any):
+def test_modules_of_the_user_are_imported_and_replace_no_library(hostile: Path, run_app: Any):
     (hostile / "own.py").write_text(
         "from runner import ClassificationModel\nfrom runner.models import MLP\nimport helper\n"
         "def make():\n    return ClassificationModel(MLP(64, [4], 10), num_classes=10)\n"
@@ -41,11 +45,9 @@ def test_a_module_of_the_user_s_is_found_and_libraries_are_not_replaced(hostile:
     assert not (hostile / "ran").exists()
 
 
-def test_the_working_directory_is_searched_last_and_only_if_it_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_working_directory_is_searched_last_and_only_if_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     before = [*sys.path]
     (tmp_path / "own_17.py").touch()
     (tmp_path / "torch.py").touch()

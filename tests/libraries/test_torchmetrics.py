@@ -1,3 +1,5 @@
+"""Importing torchmetrics does not import the slow packages that it needs only for some metrics."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -14,27 +16,27 @@ def run_python(code: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_metric_of_ours_loads_the_base_class_and_the_rest_comes_when_asked_for():
+def test_our_metric_imports_only_the_base_class_and_the_rest_on_demand():
     out = run_python(
         "import sys, torch\n"
         "from runner.models.top1_accuracy import Top1Accuracy\n"
         "metric = Top1Accuracy()\n"
         "metric.update(torch.eye(3), torch.tensor([0, 1, 1]))\n"
         "rest = ('matplotlib', 'scipy', 'torchvision', 'torchmetrics.functional', 'torchmetrics.utilities.plot')\n"
-        "print(round(metric.compute().item(), 3), [one for one in rest if one in sys.modules])\n"
-        "import torchmetrics.aggregation\n"  # loads the package before it, as ever
+        "print(round(metric.compute().item(), 3), [name for name in rest if name in sys.modules])\n"
+        "import torchmetrics.aggregation\n"  # imports the whole package, as usual
         "print('torchmetrics.classification' in sys.modules, type(torchmetrics) is type(sys))\n"
         "print(torchmetrics.Metric in Top1Accuracy.__mro__, torchmetrics.metric.Metric is torchmetrics.Metric)\n"
         "print(torchmetrics.utilities.plot.__name__, torchmetrics.__version__ > '1')\n"
         "print(sorted(torchmetrics.MetricCollection({'a': Top1Accuracy()}).keys()))\n"
-        "print(*(type(one).__name__ for one in metric._plot(torch.tensor(0.5))))\n"
+        "print(*(type(part).__name__ for part in metric._plot(torch.tensor(0.5))))\n"
     )
     expected = ["0.667 []", "True True", "True True", "torchmetrics.utilities.plot True", "['a']", "Figure Axes"]
     assert out.splitlines() == expected
 
 
 @pytest.mark.slow
-def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_imported_afterwards():
+def test_torchmetrics_imports_no_scipy_signal_and_it_can_be_imported_later():
     out = run_python(
         "import sys\n"
         "from runner.libraries.torchmetrics import import_torchmetrics\n"
@@ -49,7 +51,7 @@ def test_torchmetrics_comes_without_scipy_signal_and_the_real_one_can_be_importe
 
 
 @pytest.mark.slow
-def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
+def test_transformers_is_imported_only_if_a_metric_needs_it(tmp_path: Path):
     transformers: Any = pytest.importorskip("transformers")
     make_tokenizer(tmp_path)
     config = transformers.BertConfig(
@@ -60,7 +62,7 @@ def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
         "import sys\n"
         "from runner.libraries.torchmetrics import import_torchmetrics\n"
         "torchmetrics = import_torchmetrics()\n"
-        "print([one for one in ('transformers', 'scipy.signal') if one in sys.modules])\n"
+        "print([name for name in ('transformers', 'scipy.signal') if name in sys.modules])\n"
         "import warnings; warnings.simplefilter('ignore')\n"
         "from torchmetrics.functional.text.bert import AutoModel\n"
         f"network = AutoModel.from_pretrained({str(tmp_path)!r})\n"
@@ -71,8 +73,8 @@ def test_transformers_comes_only_when_a_metric_needs_it(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path):
-    """As the usual wheel beside a torch for the CPU: it registers something for operators that are not there."""
+def test_torchmetrics_imports_beside_a_torchvision_without_operators(tmp_path: Path):
+    """The usual wheel, beside a CPU build of torch, registers functions for operators that do not exist."""
     for name, content in {
         "": "import torch\n@torch.library.register_fake('torchvision::nms')\ndef fake(dets, scores, threshold): ...\n",
         "models": "def __getattr__(name): return None\n",
@@ -89,7 +91,7 @@ def test_a_torchvision_whose_operators_do_not_load_is_no_obstacle(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_real_scipy_signal_that_is_loaded_already_stays():
+def test_a_scipy_signal_imported_before_is_kept():
     out = run_python(
         "import sys, scipy.signal\n"
         "before = sys.modules['scipy.signal']\n"
@@ -101,7 +103,7 @@ def test_a_real_scipy_signal_that_is_loaded_already_stays():
 
 
 @pytest.mark.slow
-def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
+def test_models_and_data_import_no_slow_packages():
     out = run_python(
         "import sys, runner.models.model, runner.data, runner.models\n"
         "runner.data.load_digits()\n"
@@ -111,7 +113,7 @@ def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
 
 
 @pytest.mark.slow
-def test_ranks_import_a_metric_of_the_config_alike(run_here: Any):
-    """The others check no config, which prepares imports; it matters where operators do not load."""
+def test_two_ranks_import_a_metric_of_the_config(run_here: Any):
+    """Only rank 0 checks the config, which prepares imports; this matters if torchvision does not load."""
     short = ("data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=1ba", "callbacks=none")
     run_here(*short, "model=supervised", "algorithms=none", "launch.nproc_per_node=2", code=0)

@@ -1,4 +1,4 @@
-"""Shared by the tests: an environment of their own, free ports, the application and ranks as bounded processes."""
+"""Shared by all tests: an isolated environment, free ports, and commands and ranks as processes with time limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 TERMINAL = pytest.StashKey[int]()
 
 SUPPORT = HERE / "support"
-# For imports of helpers, and of `mutations`; last, because folders of tests/ are named like packages.
+# For imports of helpers and of `mutations`; last in the path, because folders of tests/ have names of packages.
 sys.path += [str(folder) for folder in (SUPPORT, HERE, HERE / "project") if str(folder) not in sys.path]
 
 os.environ["COLUMNS"] = "120"  # the same width of printed text everywhere
@@ -53,14 +53,14 @@ def isolate_environment() -> None:
     for name in list(os.environ):
         if name in LAUNCHED or name.startswith(("MLFLOW_", "HYDRA_", "TORCHELASTIC_", "WANDB_")):
             del os.environ[name]
-    matplotlib_folder = ROOT / ".pytest_cache" / "matplotlib"  # kept: its font list takes seconds to make
+    matplotlib_folder = ROOT / ".pytest_cache" / "matplotlib"  # kept, because making its font list takes seconds
     matplotlib_folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "MPLBACKEND": "Agg",
         "MPLCONFIGDIR": str(matplotlib_folder),
-        "XDG_CONFIG_HOME": str(ROOT / ".pytest_cache" / "config"),  # where the key that signs records lies
+        "XDG_CONFIG_HOME": str(ROOT / ".pytest_cache" / "config"),  # for the key that signs records
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     # Background jobs of a shell ignore Ctrl-C, and `nohup` ignores SIGHUP; children inherit both.
@@ -79,12 +79,12 @@ fork_writers()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declares `hang_timeout`."""
+    """Declare `hang_timeout`."""
     parser.addini("hang_timeout", "seconds after which a test that has not ended ends its process", default="1320")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps the terminal's stderr, which is captured while tests run."""
+    """Keep the stderr of the terminal, because stderr is captured while tests run."""
     assert sys.__stderr__ is not None
     config.stash[TERMINAL] = os.dup(sys.__stderr__.fileno())
 
@@ -98,9 +98,9 @@ def watch_for_a_hang(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
-    """Ends a test that hangs; xdist names it and continues in a new worker.
+    """End a test that hangs; xdist names it and continues in a new worker.
 
-    pytest-timeout cannot interrupt code that waits in C, nor the fixtures of a test that has failed.
+    pytest-timeout cannot interrupt code that waits in C, nor fixtures of a failed test.
     """
     watch_for_a_hang(item.config)
     try:
@@ -110,7 +110,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Imports torchmetrics the way the product does: in a third of the time, and with a torchvision that loads."""
+    """Import torchmetrics like the product does: in a third of the time, and with any torchvision."""
     if not session.config.getoption("numprocesses", None):  # under xdist, only its workers collect
         from runner.libraries.torchmetrics import import_torchmetrics
 
@@ -124,14 +124,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Starts watching again after a failure, because pytest stops then so that a debugger can be used."""
+    """Watch again after a failure, because pytest cancels the watch there for debuggers."""
     if isinstance(node, pytest.Item):
         watch_for_a_hang(node.config)
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have selected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` if there is no GPU, and orders the tests for the workers of xdist."""
+    """Skip tests marked `gpu` if there is no GPU, and order the tests for the workers of xdist."""
     items[:] = deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
@@ -179,7 +179,7 @@ def free_port() -> int:
 
 
 class RunApp(Protocol):
-    """Runs `python -m runner ARGUMENTS` in a forked process; with `real`, in a new interpreter."""
+    """Run `python -m runner ARGUMENTS` in a forked process; with `real`, in a new interpreter."""
 
     def __call__(
         self,
@@ -196,7 +196,7 @@ class RunApp(Protocol):
 
 @pytest.fixture
 def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
-    """Runs `python -m runner ARGUMENTS` in the test's `tmp_path`, or in `folder`, within `timeout` seconds."""
+    """Run `python -m runner ARGUMENTS` in the test's `tmp_path`, or in `folder`, within `timeout` seconds."""
 
     def run(
         *arguments: str,
@@ -218,7 +218,7 @@ def run_app(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunApp:
 
 @pytest.fixture
 def extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks the processes of the test from one that has imported transformers, datasets, peft and torchvision."""
+    """Fork the processes of the test from one that has imported transformers, datasets, peft and torchvision."""
     monkeypatch.setenv(EXTRAS, "1")
 
 
@@ -232,7 +232,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """Restores the root logger after the test, because Hydra configures it for the whole process."""
+    """Restore the root logger after the test, because Hydra configures it for the whole process."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
@@ -243,7 +243,7 @@ def own_logging() -> Iterator[None]:
 def run_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, own_logging: None
 ) -> Iterator[Callable[..., Ended]]:
-    """Runs `python -m runner ARGUMENTS` in this process, in `tmp_path`; `code` is the expected exit code."""
+    """Run `python -m runner ARGUMENTS` in this process, in `tmp_path`; `code` is the expected exit code."""
     from runner.__main__ import main  # here, so that collecting other tests does not wait for it
 
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -276,7 +276,7 @@ os._exit(0)
 
 
 class RunRanks(Protocol):
-    """Runs a program on several ranks until all have ended."""
+    """Run a program on several ranks until all have ended."""
 
     def __call__(
         self,
@@ -293,7 +293,7 @@ class RunRanks(Protocol):
 
 @pytest.fixture
 def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
-    """Runs a program as `world_size` processes in the test's `tmp_path`, with the environment variables of torchrun.
+    """Run a program as `world_size` processes in the test's `tmp_path`, with the environment variables of torchrun.
 
     The program is source text, or a function without arguments that imports everything it uses, because only its source
     is passed on.
@@ -410,7 +410,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, a git repository with one committed file."""
+    """A git repository with one committed file, as working directory."""
     from kept_runs import git
 
     git(tmp_path, "init", "-q")

@@ -1,12 +1,11 @@
-"""Puts faults into a copy of the product, one at a time, and says which tests catch them.
+"""Put faults into a copy of the product, one at a time, and print which tests catch them.
 
-    python tests/mutations.py                 # all, two at a time: a table; exit code 1 if a fault is not caught
-    python tests/mutations.py order uneven    # those whose names hold one of these words
-    python tests/mutations.py survival        # those that the tests of a promise must catch
+    python tests/mutations.py                 # all, as a table; exit code 1 if a fault is missed
+    python tests/mutations.py order uneven    # faults with one of these words in their names
+    python tests/mutations.py survival        # faults that the tests of a promise must catch
 
-The faults are in `tests/faults/`. Each is first tried on its tests, those of the second tier last, and if they miss it,
-on the whole first tier, which must catch it.
-Add a fault with each new promise.
+The faults are in `tests/faults/`. Each is tried on its tests, first those of the first tier, then the slow ones. If
+they miss it, the whole first tier must catch it. Add a fault with each new promise.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ FILES = (
     "constraints.txt",
 )
 AT_ONCE = 2
-NO_TESTS = 5  # pytest's exit code where none is selected
+NO_TESTS = 5  # exit code of pytest if no test is selected
 TIMEOUT = 1800.0  # seconds for the whole first tier
 
 
@@ -48,23 +47,24 @@ class Fault(NamedTuple):
 
     name: str
     promise: str
-    """The promise that it breaks, after a file in `tests/promises/`, or `unit`."""
+    """The broken promise, named like a file in `tests/promises/`, or `unit`."""
     file: str
     before: str
     after: str
     tests: str
-    """Paths below `tests/`, with blanks between them."""
+    """Paths below `tests/`, separated by spaces."""
 
 
 def read_faults(folder: Path) -> Iterator[Fault]:
-    """Read the faults of all files: `NAME.toml` holds those that `promises/test_NAME.py` must catch, if there is one.
+    """Read the faults of all files.
 
-    Any other file holds faults of units, each with the tests next to it.
+    `NAME.toml` has the faults that `promises/test_NAME.py` must catch, if that exists. Any other file has faults of
+    units, each with the tests next to the unit.
     """
     for path in sorted(folder.glob("*.toml")):
         promise = f"promises/test_{path.stem}.py"
-        of_promise = (folder.parent / promise).exists()
-        known = {"promise": path.stem, "tests": promise} if of_promise else {"promise": "unit"}
+        is_promise = (folder.parent / promise).exists()
+        known = {"promise": path.stem, "tests": promise} if is_promise else {"promise": "unit"}
         for name, change in tomllib.loads(path.read_text(encoding="utf-8")).items():
             yield Fault(name=name, **known, **change)
 
@@ -73,7 +73,7 @@ FAULTS = (*read_faults(ROOT / "tests" / "faults"),)
 
 
 def apply(fault: Fault, tree: Path) -> None:
-    """Put a fault into a tree, in which the text that it changes must occur exactly once."""
+    """Put a fault into a tree; the text that it changes must occur exactly once."""
     path = tree / fault.file
     text = path.read_text()
     if text.count(fault.before) != 1:
@@ -82,7 +82,7 @@ def apply(fault: Fault, tree: Path) -> None:
 
 
 def copy_tree(tree: Path) -> None:
-    """Copy what the tests need."""
+    """Copy the files that the tests need."""
     tree.mkdir()
     for name in COPIED:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -91,7 +91,7 @@ def copy_tree(tree: Path) -> None:
 
 
 def run_tests(tree: Path, tier: str, *arguments: str) -> tuple[str | None, float]:
-    """Return the first test of a tier, by its marks, that failed or hung, None if all passed, and seconds."""
+    """Return the first test of a tier that failed or hung, None if all passed, and the seconds taken."""
     began = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
@@ -104,7 +104,7 @@ def run_tests(tree: Path, tier: str, *arguments: str) -> tuple[str | None, float
         timeout=TIMEOUT,
     )
     failed = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
-    if done.returncode and not failed:  # conftest.py ends a process that hangs and prints where it is
+    if done.returncode and not failed:  # conftest.py ends a process that hangs, and prints its stack
         failed = [f"{file}::{name}" for file, name in re.findall(r'/tests/(\S+)", line \d+ in (test_\w+)', done.stderr)]
     if done.returncode not in (0, NO_TESTS) and not failed:
         raise RuntimeError(f"the tests could not be run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -116,7 +116,7 @@ def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
 
     Args:
         fault: the fault.
-        trees: copies of the product that are free, as they were; one is taken, and put back.
+        trees: unchanged copies of the product; takes a free one, and puts it back.
     """
     tree = trees.get()
     whole = (tree / fault.file).read_text()
@@ -126,9 +126,9 @@ def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
         where, (failed, seconds) = "next to it", run_tests(tree, "not slow", *near)
         if failed is None:
             where, (failed, seconds) = "next to it, slow", run_tests(tree, "slow", *near)
-        if failed is None:  # without the test that each fault fits the code
-            found = run_tests(tree, "not slow", "-n", "2", "--ignore=tests/project/test_mutations.py", "tests")
-            where, (failed, seconds) = "first tier", found
+        if failed is None:  # without the test that each fault fits the code, which would catch any
+            result = run_tests(tree, "not slow", "-n", "2", "--ignore=tests/project/test_mutations.py", "tests")
+            where, (failed, seconds) = "first tier", result
     finally:
         (tree / fault.file).write_text(whole)
         trees.put(tree)
@@ -136,7 +136,7 @@ def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """Try the faults that were asked for, and print the table."""
+    """Try the faults named on the command line, or all, and print the table."""
     words = sys.argv[1:]
     chosen = [fault for fault in FAULTS if not words or any(word in f"{fault.promise} {fault.name}" for word in words)]
     for fault in chosen:  # before anything is run

@@ -1,4 +1,4 @@
-"""Prints which share of the statements of each room the tests ran, from the file that `coverage json` wrote."""
+"""Print which share of the statements of each room the tests ran, from the file of `coverage json`."""
 
 from __future__ import annotations
 

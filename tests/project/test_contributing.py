@@ -1,4 +1,4 @@
-"""What docs/extending.md shows, done as it says in a copy of the project, passes the project's own tests."""
+"""The steps of docs/extending.md, taken in a copy of the project, pass the project's own tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHOWN = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
-# The files of its blocks, in their order.
+# The files of its code blocks, in order.
 FILES = {
     "python": (
         "callbacks/weight_norm.py",
@@ -26,7 +26,7 @@ FILES = {
         "conf/model/two_layers.yaml",
     ),
 }
-# What it says in words.
+# Files that the page describes in words.
 ALGORITHM = """# Centralizes gradients.
 gradient_centralization:
   _target_: runner.algorithms.GradientCentralization
@@ -51,15 +51,15 @@ class TwoLayers(nn.Module):
 
 
 def copy_with_additions(folder: Path) -> None:
-    """Copy the project, and add to it what is shown."""
+    """Copy the project, and add the files of the page."""
     for name in ("runner", "callbacks", "algorithms", "conf", "tests", "docs"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     for language, files in FILES.items():
-        blocks = re.findall(rf"```{language}\n(.*?)```", SHOWN, re.DOTALL)
+        blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
         for file, content in zip(files, blocks, strict=True):
-            assert Path(file).name in SHOWN
+            assert Path(file).name in PAGE
             (folder / file).write_text(content)
     (folder / "conf/algorithms/gradient_centralization.yaml").write_text(ALGORITHM)
     (folder / "tests/algorithms/test_gradient_centralization.py").touch()
@@ -72,7 +72,7 @@ def copy_with_additions(folder: Path) -> None:
 
 
 def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
-    """What `python -m ARGUMENTS` prints in a folder, with the packages there; it must end with an exit code."""
+    """Run `python -m ARGUMENTS` with the packages of a folder, check its exit code, and return its output."""
     command = [sys.executable, "-m", *arguments]
     environment = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -81,12 +81,12 @@ def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
+def test_the_steps_of_the_page_pass_the_tests_that_it_names(tmp_path: Path):
     copy_with_additions(tmp_path)
     tests = ["project/test_names.py", "project/test_layers.py", "callbacks/test_weight_norm.py"]
     tests += ["models/test_configs.py", "config/test_conf.py"]
-    quietly = ("pytest", "-q", "-p", "no:cacheprovider")
-    made = run_there(tmp_path, *quietly, "tests/project/test_names.py", "-k", "editors or documentation", code=1)
+    pytest_command = ("pytest", "-q", "-p", "no:cacheprovider")
+    made = run_there(tmp_path, *pytest_command, "tests/project/test_names.py", "-k", "editors or documentation", code=1)
     assert made.count("was not current; it is now") >= 4
     name = "[`weight_norm`](reference/callbacks.md#runner.callbacks.WeightNorm)"
     row = f"| {name} | logs the norm of all weights after each epoch |"
@@ -94,8 +94,8 @@ def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     for package, added in (("callbacks", "WeightNorm"), ("algorithms", "GradientCentralization")):
         assert f'    "{added}",\n' in (tmp_path / package / "__init__.pyi").read_text()
     new = "layers or editors or documentation or weight_norm or centralization or package or two_layers"
-    chosen = [f"tests/{file}" for file in tests]
-    passed = run_there(tmp_path, *quietly, "-k", new, *chosen)
+    files = [f"tests/{file}" for file in tests]
+    passed = run_there(tmp_path, *pytest_command, "-k", new, *files)
     assert int(re.findall(r"(\d+) passed", passed)[-1]) > 60
     added = ("+callbacks=weight_norm", "callbacks.weight_norm.order=1", "+algorithms=gradient_centralization")
     shown = ("check", "model=two_layers", *added)

@@ -1,4 +1,4 @@
-"""What `pyproject.toml` declares is what the project imports."""
+"""`pyproject.toml` declares exactly the packages that the project imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("runner", "callbacks", "algorithms")
 FINDERS = ("find_spec", "import_hf", "import_module", "import_torchvision")
-NAMES = {  # of imports, where they differ from the distribution's name
+NAMES = {  # the distributions of imports with another name
     "hydra": "hydra-core",
     "PIL": "pillow",
     "pynvml": "nvidia-ml-py",
@@ -27,7 +27,7 @@ NAMES = {  # of imports, where they differ from the distribution's name
     "mlperf_logging": "mlperf-logging",
 }
 NOT_DECLARED = {
-    "IPython": "is there where a notebook is",
+    "IPython": "is installed with notebooks",
     "aiohttp": "comes with fsspec[http]",
     "pandas": "comes with MLflow, whose pyfunc imports it",
 }
@@ -40,21 +40,21 @@ NOT_IMPORTED = {
 
 
 def imported() -> dict[str, str]:
-    """The packages of others that the project imports, by name, each with a file that does."""
-    found: dict[str, str] = {}
+    """Return the third-party packages that the project imports, each with a file that imports it."""
+    files: dict[str, str] = {}
     for room in ROOMS:
         for file in sorted((ROOT / room).rglob("*.py")):
             name = file.relative_to(ROOT).as_posix()
             if name.startswith(("runner/callbacks/", "runner/algorithms/", "runner/verbs/project/")):
-                continue  # links, and a project that it makes for users
+                continue  # links, and the project that `runner init` copies
             for package in packages_in(ast.parse(file.read_text())):
                 if package not in sys.stdlib_module_names and package not in ROOMS:
-                    found.setdefault(package, name)
-    return found
+                    files.setdefault(package, name)
+    return files
 
 
 def packages_in(tree: ast.AST) -> Iterator[str]:
-    """Names after `import`, and names given to the functions that import or look for a package."""
+    """Yield the packages in import statements, and in calls of functions that import or look for a package."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -67,18 +67,18 @@ def packages_in(tree: ast.AST) -> Iterator[str]:
 
 
 def declared() -> dict[str, list[str]]:
-    """The distributions that `pyproject.toml` declares, each with the extras that have it; '' for all users."""
+    """Return the declared distributions, each with the extras that have it; '' stands for all users."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {"": project["dependencies"], **project["optional-dependencies"]}
-    found: dict[str, list[str]] = {}
+    extras_of: dict[str, list[str]] = {}
     for extra, requirements in extras.items():
         if extra not in ("test", "docs", "dev"):
             for requirement in requirements:
-                found.setdefault(re.split(r"[\[<>=!~ ]", requirement)[0].lower(), []).append(extra)
-    return found
+                extras_of.setdefault(re.split(r"[\[<>=!~ ]", requirement)[0].lower(), []).append(extra)
+    return extras_of
 
 
-def test_what_is_imported_is_declared():
+def test_every_imported_package_is_declared():
     known = declared()
     missing = {
         name: file
@@ -88,12 +88,12 @@ def test_what_is_imported_is_declared():
     assert missing == {}
 
 
-def test_what_is_declared_is_imported():
+def test_every_declared_package_is_imported():
     used = {NAMES.get(name, name).lower() for name in imported()}
     assert {name for name in declared() if name not in used and name not in NOT_IMPORTED} == set()
 
 
-def test_the_lists_of_exceptions_hold_nothing_that_is_needless():
+def test_every_exception_is_needed():
     packages = imported()
     used = {NAMES.get(name, name).lower() for name in packages}
     assert {*NOT_DECLARED, *NAMES} <= {*packages}
@@ -101,7 +101,7 @@ def test_the_lists_of_exceptions_hold_nothing_that_is_needless():
 
 
 def test_the_lock_has_the_versions_of_the_constraints_and_hashes_without_addresses():
-    """Of all that a run needs, but torch, of which each machine has a build of its own."""
+    """The lock has all that a run needs except torch, because its build depends on the machine."""
     pins = dict(re.findall(r"^([a-z0-9-]+)==([^ \n]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     text = (ROOT / "requirements.lock").read_text()
     locked = dict(re.findall(r"^([a-z0-9-]+)==([^ \n]+)", text, re.MULTILINE))
@@ -112,7 +112,7 @@ def test_the_lock_has_the_versions_of_the_constraints_and_hashes_without_address
     assert "://" not in text
 
 
-def test_constraints_pin_all_that_is_declared_from_its_lowest_version_on():
+def test_constraints_pin_every_declared_package_within_its_allowed_versions():
     pins = dict(re.findall(r"^([a-z0-9-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for text in chain(project["dependencies"], *project["optional-dependencies"].values()):

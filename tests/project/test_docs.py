@@ -1,8 +1,8 @@
 """The README and the pages of docs/, followed from top to bottom in a new folder, as a reader would.
 
-A block of Python or YAML with a title is a file that the reader writes, another block of Python is a program to run.
-Each line of a `bash` block is a command. So is what comes after a prompt in a block of `text` or `console`; what comes
-below it in `text` is what the command says, where `...` stands for any lines, and numbers may differ.
+A block with a title is a file that the reader writes; any other block of Python is a program to run. Each line of a
+`bash` block is a command. In a block of `text` or `console`, a command follows a prompt; the lines below it in `text`
+are its output, in which `...` stands for any lines, and numbers may differ.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from runner.cli.command import split_verb
 NOT_FOR_USERS = {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/extending.md", "docs/private_names.md"}
 FOLLOWED = sorted({*PAGES} - NOT_FOR_USERS)
 NOT_FOLLOWED = {
-    "pip ": "has been done",
-    "make ": "has been done, or takes an hour",
-    ". .venv/bin/activate": "has been done",
+    "pip ": "is done already",
+    "make ": "is done already, or takes an hour",
+    ". .venv/bin/activate": "is done already",
     "mlflow ui": "tests/promises/test_records.py",
     "budget=": "tests/trials/test_measure.py",
     "python benchmarks/": "tests/benchmarks/",
@@ -63,7 +63,7 @@ NOT_FOLLOWED = {
     "outputs/common ba270": "tests/sweeps/test_forked_jobs.py",
 }
 PROCESSES = ("nproc_per_node", "hydra/launcher", "runner prove", "HYDRA_FULL_ERROR")
-"""Of commands that are run in processes of their own."""
+"""Parts of commands that run in processes of their own."""
 EXTRAS = {
     "model=torchvision": "torchvision",
     "experiment=pictures": "torchvision",
@@ -83,7 +83,7 @@ class Step(NamedTuple):
 
 
 def steps(page: str) -> Iterator[Step]:
-    """The steps of a page, in its order."""
+    """Yield the steps of a page in order."""
     blocks = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
     for language, title, text in blocks.findall(page):
         if title:
@@ -93,71 +93,72 @@ def steps(page: str) -> Iterator[Step]:
         elif language == "bash":
             yield from (Step("command", line) for line in text.splitlines())
         elif language in ("text", "console"):
-            for one in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-                command, *shown = one.splitlines()
+            for lines in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                command, *shown = lines.splitlines()
                 yield Step("command", command, shown=tuple(shown) if language == "text" else ())
 
 
 def shortened(arguments: list[str], length: str, records: bool) -> list[str]:
-    """The arguments of the runner, with training of a few batches in place of all of it.
+    """Return arguments of the runner that train only a few batches.
 
     Args:
-        arguments: as they are shown.
-        length: of a new run; one that goes on goes on to batch 10.
-        records: whether the run goes to MLflow and leaves pictures, which takes seconds.
+        arguments: the arguments on the page.
+        length: the duration of a new run; a continued run ends after batch 10.
+        records: whether the run logs to MLflow and draws learning curves, which takes seconds.
     """
     verb, _ = split_verb(arguments)
     if verb.name == "prove":
         return [*arguments, "--kills=1", "--batches=8"]
     if not verb.trains or {"--help", "--version"} & {*arguments}:
         return arguments
-    kept = [one for one in arguments if not one.startswith("trainer.max_duration=")]
-    if verb.uses_run:  # which has the callbacks that it had
+    kept = [argument for argument in arguments if not argument.startswith("trainer.max_duration=")]
+    if verb.uses_run:  # it keeps its callbacks
         return [*kept, "trainer.max_duration=10ba"]
-    chosen = any(one.startswith("callbacks=") for one in kept)
-    quiet = [f"~callbacks.{one}" for one in ("mlflow_logger", "learning_curves") if f"~callbacks.{one}" not in kept]
+    chosen = any(argument.startswith("callbacks=") for argument in kept)
+    removals = ("~callbacks.mlflow_logger", "~callbacks.learning_curves")
+    quiet = [removal for removal in removals if removal not in kept]
     return [*kept, f"trainer.max_duration={length}", *(() if records or chosen else quiet)]
 
 
-class Said(NamedTuple):
-    """What came of a command."""
+class Ended(NamedTuple):
+    """The exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
 
-def run(command: str, run_here: Any, length: str, records: bool) -> Said:
+def run(command: str, run_here: Any, length: str, records: bool) -> Ended:
     """Run a command line in the working directory: in this process if it starts no ranks or jobs."""
     words = shlex.split(command, comments=True)
-    given = dict(one.split("=", 1) for one in words if re.match(r"[A-Z_]+=", one))
-    words = [one for one in words if not re.match(r"[A-Z_]+=", one)]
+    variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+    words = [word for word in words if not re.match(r"[A-Z_]+=", word)]
     torchrun = ["python", "-m", "torch.distributed.run", "--standalone"]
     words[:1] = {"runner": ["python", "-m", "runner"], "torchrun": torchrun}.get(words[0], words[:1])
-    if words[0] != "python" or any(one.startswith(">") for one in words):
+    if words[0] != "python" or any(word.startswith(">") for word in words):
         Path(".config/fish/conf.d").mkdir(parents=True, exist_ok=True)
         env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         env["HOME"] = str(Path.cwd())
         done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Ended(done.returncode, done.stdout, done.stderr)
     if "runner" in words:
         place = words.index("runner") + 1
         words[place:] = shortened(words[place:], length, records)
-    if words[:3] == ["python", "-m", "runner"] and not any(one in command for one in PROCESSES):
-        return Said(*run_here(*words[3:]))
-    done = run_python(words[1:], env=os.environ | given)
-    return Said(done.returncode, done.stdout, done.stderr)
+    if words[:3] == ["python", "-m", "runner"] and not any(part in command for part in PROCESSES):
+        return Ended(*run_here(*words[3:]))
+    done = run_python(words[1:], env=os.environ | variables)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def alike(line: str) -> str:
-    """A line of output without what differs from run to run."""
-    line = re.sub(r"(\d\d-\d\d-\d\d)-\d+\b", r"\1", line)  # the folder of a second run of the same second
+    """Return a line of output without the parts that differ from run to run."""
+    line = re.sub(r"(\d\d-\d\d-\d\d)-\d+\b", r"\1", line)  # number of a folder made in the same second
     return " ".join(re.sub(r"\d[\d.,:]*(e-\d+)?( ?(ep|ba|ms|s|min|kB|MB|k|M)\b)?", "#", line).split())
 
 
 @pytest.fixture
-def forgetful(tmp_path: Path) -> Iterator[Path]:
-    """A new folder, whose modules are forgotten afterwards."""
+def new_folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder; modules imported from it are removed from `sys.modules` after the test."""
     yield tmp_path
     for name, module in [*sys.modules.items()]:
         if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
@@ -166,34 +167,34 @@ def forgetful(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(1200)  # a page is up to forty commands
 @pytest.mark.parametrize("name", fast(FOLLOWED, "docs/own_project.md"))
-def test_a_page_can_be_followed(name: str, forgetful: Path, run_here: Any):
+def test_a_page_can_be_followed(name: str, new_folder: Path, run_here: Any):
     for step in steps(PAGES[name]):
         if step.kind == "file":
             Path(step.title).parent.mkdir(parents=True, exist_ok=True)
             Path(step.title).write_text(step.text)
             continue
-        if any(one in step.text for one in NOT_FOLLOWED):
+        if any(part in step.text for part in NOT_FOLLOWED):
             continue
-        if any(one in step.text and find_spec(package) is None for one, package in EXTRAS.items()):
+        if any(part in step.text and find_spec(package) is None for part, package in EXTRAS.items()):
             continue
         if step.kind == "program":
             done = run_python(["-c", re.sub(r'max_duration="\w+"', 'max_duration="6ba"', step.text)])
-            said = Said(done.returncode, done.stdout, done.stderr)
+            ended = Ended(done.returncode, done.stdout, done.stderr)
         else:
-            said = run(
+            ended = run(
                 step.text,
                 run_here,
                 "2ep" if step.shown or "=2ep" in step.text else "6ba",
                 records="mlflow" in name or bool(step.shown),
             )
-        refused = any(one.startswith("error: ") for one in step.shown)
-        differ = "runner compare" in step.text and said.code == 1  # what its page says of digests
-        assert differ or said.code == (2 if refused else 0), f"{step.text}\n{said.out}\n{said.err}"
-        lines = {alike(line) for line in f"{said.out}\n{said.err}".splitlines()}
+        refused = any(line.startswith("error: ") for line in step.shown)
+        differ = "runner compare" in step.text and ended.code == 1  # the page says that digests differ
+        assert differ or ended.code == (2 if refused else 0), f"{step.text}\n{ended.out}\n{ended.err}"
+        lines = {alike(line) for line in f"{ended.out}\n{ended.err}".splitlines()}
         missing = [line for line in step.shown if line.strip() not in ("", "...") and alike(line) not in lines]
-        assert missing == [], f"{step.text}\n{said.out}\n{said.err}"
+        assert missing == [], f"{step.text}\n{ended.out}\n{ended.err}"
 
 
-@pytest.mark.parametrize("name", [one for one in FOLLOWED if one.startswith("docs/") and "/from_" not in one])
-def test_a_page_begins_with_a_command(name: str):
+@pytest.mark.parametrize("name", [page for page in FOLLOWED if page.startswith("docs/") and "/from_" not in page])
+def test_a_page_begins_with_code_below_its_title(name: str):
     assert re.match(r"# .+\n\n```(bash|text|python)\n", PAGES[name]), "a title, and then what to type"

@@ -1,4 +1,4 @@
-"""The pages for those who come from other libraries: keys compose, names exist, hooks are events, programs run."""
+"""Pages for users of other libraries: keys compose, names exist, hooks are events, programs run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from runner.libraries.foreign_hooks import HOOKS_HERE
 FROM = sorted(page for page in PAGES if page.startswith("docs/from_"))
 OVERRIDE = re.compile(r"(-m )?[+~]?[a-z_]+(\.\w+)*=")
 NEEDS = {"wandb_logger": "wandb", "tensorboard_logger": "tensorboard", "optuna": "optuna", "hf_": "transformers"}
-SEQUENCES = ("sweep=",)  # choices whose keys are for -m
+SEQUENCES = ("sweep=",)  # choices for commands with -m
 
 
 def rows(page: str) -> Iterator[tuple[list[str], list[str], str]]:
-    """The code in the first and in the last cell of each row of a page's tables, and the head of the last cell."""
+    """Yield the code in the first and last cell of each table row of a page, and the head of the last column."""
     head = ""
     for line in PAGES[page].splitlines():
         if not line.startswith("|"):
@@ -48,24 +48,23 @@ def rows(page: str) -> Iterator[tuple[list[str], list[str], str]]:
 
 
 @pytest.mark.parametrize("page", fast(FROM, "docs/from_composer.md"))
-def test_keys_compose_and_bind(page: str):
-    found = [span for _, here, _ in rows(page) for span in here if OVERRIDE.match(span) and " = " not in span]
-    assert len(found) > 20
+def test_keys_compose_and_fit_their_signatures(page: str):
+    spans = [span for _, here, _ in rows(page) for span in here if OVERRIDE.match(span) and " = " not in span]
+    assert len(spans) > 20
     with initialized(CONF):
-        for span in dict.fromkeys(found):
+        for span in dict.fromkeys(spans):
             for name, package in NEEDS.items():
                 if name in span:
                     pytest.importorskip(package)
             words = [word for word in shlex.split(span) if word != "-m" and not word.startswith(SEQUENCES)]
             words = [word.partition(",")[0] if "-m" in span else word for word in words]
             words = [word for word in words if not word.startswith("trainer.load_path=")]
-            build.check(
-                Experiment(to_plain(compose("config", [word for word in words if not word.startswith("hydra.")])))
-            )
+            overrides = [word for word in words if not word.startswith("hydra.")]
+            build.check(Experiment(to_plain(compose("config", overrides))))
 
 
-def test_each_flow_composes_and_names_its_test():
-    """A flow is composed on a model of transformers, unless it names a model or belongs to a verb."""
+def test_each_flow_composes_and_names_an_existing_test():
+    """A flow without a verb or model is composed with a model of transformers."""
     flows = PAGES["docs/from_transformers.md"].partition("| proved by |\n|---|---|---|---|\n")[2].partition("\n\n")[0]
     with initialized(CONF):
         for line in flows.splitlines():
@@ -78,8 +77,8 @@ def test_each_flow_composes_and_names_its_test():
 
 
 @pytest.mark.parametrize("page", FROM)
-def test_names_exist(page: str):
-    fields = {*(one.name for one in dataclasses.fields(State)), *dir(State)}
+def test_named_objects_exist(page: str):
+    fields = {*(field.name for field in dataclasses.fields(State)), *dir(State)}
     for _, here, _ in rows(page):
         for span in here:
             if match := re.match(r"runner((?:\.\w+)+)", span):
@@ -89,7 +88,7 @@ def test_names_exist(page: str):
 
 
 @pytest.mark.parametrize("page", FROM)
-def test_hooks_are_called_here_as_the_table_says(page: str):
+def test_hooks_have_the_names_of_the_table(page: str):
     listed = [(theirs, here) for theirs, here, head in rows(page) if head == "hook here"]
     pairs = [pair for theirs, here in listed for pair in zip(theirs, here, strict=True)]
     assert pairs or page == "docs/from_composer.md"

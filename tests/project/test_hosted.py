@@ -1,4 +1,4 @@
-"""The checks and workflows of a hosted repository: what is installed, what is trusted, and with which rights."""
+"""Checks and workflows of the hosted repository: installed packages, trusted actions and permissions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOLS = ("bash", "cat", "dirname", "env", "grep", "mktemp", "rm", "tee", "timeou
 
 
 def checks(folder: Path, **environment: str) -> list[str]:
-    """Return what `.ci/run` prints with only basic programs, an apt-get and a make that print their arguments."""
+    """Return the output of `.ci/run` with only basic programs, and with stand-ins for make and apt-get."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     (folder / ".ci").mkdir(exist_ok=True)
@@ -33,7 +33,7 @@ def checks(folder: Path, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_checks_name_what_apt_installs_beforehand_and_can_be_kept_from_it(tmp_path: Path):
+def test_checks_announce_what_apt_installs_and_a_variable_prevents_it(tmp_path: Path):
     installed = tmp_path / "installed"
     lines = checks(tmp_path, RUNNER_CI_APT="0")
     assert not installed.exists()
@@ -50,7 +50,7 @@ def test_checks_name_what_apt_installs_beforehand_and_can_be_kept_from_it(tmp_pa
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
-def test_workflows_use_actions_by_hash_and_ask_for_few_rights(file: Path):
+def test_workflows_pin_actions_by_hash_and_have_few_permissions(file: Path):
     text = file.read_text()
     uses = re.findall(r"uses: (.+)", text)
     assert uses and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+( # zizmor: .+)?", line) for line in uses)
@@ -60,6 +60,6 @@ def test_workflows_use_actions_by_hash_and_ask_for_few_rights(file: Path):
     assert all(right in allowed for right in rights)
 
 
-def test_the_hosted_checks_are_those_of_a_contributor():
+def test_hosted_checks_run_the_script_of_contributors():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert workflow["jobs"]["checks"]["steps"][-1] == {"run": ".ci/run"}

@@ -1,6 +1,6 @@
-"""The shape of the code, read from its source: who may import whom, how long things are, what is documented.
+"""The structure of the code, read from its source: imports between rooms, lengths and docstrings.
 
-Nothing here imports the packages: what happens to be installed or loaded changes no result.
+Nothing here imports the packages, so results do not depend on what is installed or loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The rooms of runner/ from top to bottom. An import only points down; rooms side by side do not know each other.
+# The rooms of runner/ from top to bottom. Imports only point down, and never to a room on the same line.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("program",),
@@ -49,8 +49,8 @@ NAMED_ABOVE = {
     ("runner.training.arguments", "callbacks"),
     ("runner.training.trainer", "program"),
 }
-"""Modules that name one of a higher room in a string, and import it when it is needed."""
-OF_USERS = ROOT / "runner" / "verbs" / "project"  # what `runner init` copies: it imports as users do
+"""Modules that name a higher room in a string, to import it when needed."""
+OF_USERS = ROOT / "runner" / "verbs" / "project"  # copied by `runner init`; imports like code of users
 LAYER = {name: layer for layer, names in enumerate(reversed(LAYERS)) for name in names}
 PLUGINS = ("callbacks", "algorithms")
 PLUGIN_LAYER = LAYER["callbacks"]
@@ -59,7 +59,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3548  # no blank lines, comments, docstrings
-# What trains: these rooms without what is only looked at, and these files of other rooms.
+# The engine: these rooms without the files that do not train, and these files of other rooms.
 ENGINE_ROOMS = ("core", "training")
 NO_ENGINE = {
     "core/logged",
@@ -87,32 +87,32 @@ class Source:
 
     @property
     def module(self) -> str:
-        """Its dotted name; a package's is the folder's."""
+        """The dotted name; an `__init__` has that of its folder."""
         parts = self.path.relative_to(ROOT).with_suffix("").parts
         parts = parts if parts[0] == "runner" else ("runner", *parts)
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def at(self, node: ast.stmt | ast.expr) -> str:
-        """Where a node stands, as editors understand it."""
+        """Return the place of a node as file:line."""
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
 
 
 @dataclass(frozen=True)
 class Import:
-    """One name that is imported, wherever in the file that happens."""
+    """An imported name, and the place of the import."""
 
     target: str  # 'runner.timing.event.Event' for `from runner.timing.event import Event`
     where: str
 
     @property
     def top(self) -> str:
-        """The package it comes from."""
+        """The top-level package."""
         return self.target.partition(".")[0]
 
 
 @functools.cache
 def sources(package: str) -> tuple[Source, ...]:
-    """Every Python file of a package, by path."""
+    """Return every Python file of a package, sorted by path."""
     files = sorted(file for file in (ROOT / package).rglob("*.py") if not file.is_relative_to(OF_USERS))
     assert files, f"{package}/ has no Python file"
     texts = [(file, file.read_text(encoding="utf-8")) for file in files]
@@ -120,12 +120,12 @@ def sources(package: str) -> tuple[Source, ...]:
 
 
 def all_sources() -> tuple[Source, ...]:
-    """Every Python file of the three packages."""
+    """Return every Python file of the three packages."""
     return sources("runner") + sources("callbacks") + sources("algorithms")
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below `node` that exists at run time: the body of `if TYPE_CHECKING` does not."""
+    """Yield every node below `node` that exists at run time, so without bodies of `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             for other in child.orelse:
@@ -137,7 +137,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imports(source: Source) -> Iterator[Import]:
-    """The imports of a file at run time, also in functions and through `import_module` with a constant name."""
+    """Yield all imports of a file at run time, also in functions and by `import_module` with a constant name."""
     package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
     for node in statements(source.tree):
         match node:
@@ -155,20 +155,20 @@ def imports(source: Source) -> Iterator[Import]:
 
 
 def runner_part(target: str) -> str:
-    """The room that an import names; empty for a name of the package itself."""
+    """Return the room of an import; empty for a name of the package itself."""
     part = target.split(".")[1] if "." in target else ""
     return part if part in LAYER or (ROOT / "runner" / part).is_dir() else ""
 
 
 def layer_of(part: str, where: str) -> int:
-    """The layer of a room; an unknown one fails the test."""
+    """Return the layer of a room; an unknown room fails the test."""
     if part not in LAYER:
         pytest.fail(f"{where}: runner/{part} has no layer; place it in LAYERS in {Path(__file__).relative_to(ROOT)}")
     return LAYER[part]
 
 
 def report(problems: list[str]) -> None:
-    """Fails with every problem, one a line."""
+    """Fail with all problems, one per line."""
     assert not problems, "\n" + "\n".join(problems)
 
 
@@ -190,19 +190,21 @@ def test_an_import_in_runner_only_points_down():
         if source.module == "runner":
             continue
         own = source.module.split(".")[1]
-        for found in imports(source):
-            if found.top != "runner" or found.target == "runner.__version__":
+        for imported in imports(source):
+            if imported.top != "runner" or imported.target == "runner.__version__":
                 continue
-            part = runner_part(found.target)
+            part = runner_part(imported.target)
             if not part:
-                problems.append(f"{found.where}: imports {found.target}; name the file that has it")
-            elif part != own and layer_of(part, found.where) >= layer_of(own, found.where):
-                problems.append(f"{found.where}: layer {LAYER[own]} imports {found.target} of layer {LAYER[part]}")
+                problems.append(f"{imported.where}: imports {imported.target}; name the file that has it")
+            elif part != own and layer_of(part, imported.where) >= layer_of(own, imported.where):
+                problems.append(
+                    f"{imported.where}: layer {LAYER[own]} imports {imported.target} of layer {LAYER[part]}"
+                )
     report(problems)
 
 
 def named_modules(source: Source) -> Iterator[Import]:
-    """The modules that a file names in strings of code, such as 'runner.data.workers:work'."""
+    """Yield the modules that a file names in strings, such as 'runner.data.workers:work'; not in docstrings."""
     docstrings = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(source.tree):
         match node:
@@ -212,31 +214,31 @@ def named_modules(source: Source) -> Iterator[Import]:
 
 
 def exists(module: str) -> bool:
-    """Whether a module is a file or a folder of the project."""
+    """Return whether a module is a file or a folder of the project."""
     path = ROOT.joinpath(*module.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def test_a_module_that_is_named_in_a_string_exists_and_is_below_or_listed():
+def test_a_module_named_in_a_string_exists_and_is_lower_or_listed():
     problems = []
     listed = set()
     for source in all_sources():
         own = source.module.split(".")[1] if "." in source.module else ""
-        for found in named_modules(source):
-            part = runner_part(found.target)
-            if found.target.count(".") == 1 and not part:  # a tag of a run, such as runner.parent
+        for imported in named_modules(source):
+            part = runner_part(imported.target)
+            if imported.target.count(".") == 1 and not part:  # a tag of a run, such as runner.parent
                 continue
-            if not exists(found.target):
-                problems.append(f"{found.where}: there is no {found.target}")
-            elif part and own and part != own and layer_of(part, found.where) >= LAYER[own]:
+            if not exists(imported.target):
+                problems.append(f"{imported.where}: there is no {imported.target}")
+            elif part and own and part != own and layer_of(part, imported.where) >= LAYER[own]:
                 listed.add((source.module, part))
                 if (source.module, part) not in NAMED_ABOVE:
-                    problems.append(f"{found.where}: names {found.target}, which lies above")
+                    problems.append(f"{imported.where}: names {imported.target}, which is in a higher layer")
     report(problems)
     assert listed == NAMED_ABOVE
 
 
-def test_runner_holds_rooms_only():
+def test_runner_has_no_modules_outside_of_rooms():
     files = {path.name for path in (ROOT / "runner").iterdir() if path.is_file()}
     assert files <= {"__init__.py", "__init__.pyi", "__main__.py", "py.typed"}
 
@@ -245,7 +247,7 @@ def test_imports_in_runner_have_no_cycle():
     graph: dict[str, set[str]] = {}
     modules = {source.module for source in sources("runner")}
     for source in sources("runner"):
-        targets = {found.target for found in imports(source) if found.top == "runner"}
+        targets = {imported.target for imported in imports(source) if imported.top == "runner"}
         named = {target if target in modules else target.rpartition(".")[0] for target in targets}
         graph[source.module] = named - {source.module}
     try:
@@ -256,17 +258,17 @@ def test_imports_in_runner_have_no_cycle():
 
 def test_the_package_itself_imports_nothing_of_the_project():
     (init,) = (source for source in sources("runner") if source.module == "runner")
-    eager = [found for found in imports(init) if found.top == "runner"]
-    report([f"{found.where}: imports {found.target}; load it lazily" for found in eager])
+    eager = [imported for imported in imports(init) if imported.top == "runner"]
+    report([f"{imported.where}: imports {imported.target}; import it lazily" for imported in eager])
 
 
 def test_runner_never_imports_callbacks_or_algorithms():
     report(
         [
-            f"{found.where}: imports {found.target}; only a _target_ in conf/ knows both"
+            f"{imported.where}: imports {imported.target}; only a _target_ in conf/ knows both"
             for source in sources("runner")
-            for found in imports(source)
-            if found.target.split(".")[1:2] in [[one] for one in PLUGINS]
+            for imported in imports(source)
+            if imported.target.split(".")[1:2] in [[package] for package in PLUGINS]
         ]
     )
 
@@ -275,18 +277,18 @@ def test_runner_never_imports_callbacks_or_algorithms():
 def test_callbacks_and_algorithms_import_only_public_names_of_runner(package: str):
     problems = []
     for source in sources(package):
-        for found in imports(source):
-            parts = found.target.split(".")
-            if found.top != "runner":
+        for imported in imports(source):
+            parts = imported.target.split(".")
+            if imported.top != "runner":
                 continue
             shared = len(parts) > 2 and parts[1] == package and parts[2].startswith("_")
-            if parts[1:2] in [[one] for one in PLUGINS] and not shared:
-                problems.append(f"{found.where}: imports {found.target}; only {package}/_*.py is shared")
+            if parts[1:2] in [[plugin] for plugin in PLUGINS] and not shared:
+                problems.append(f"{imported.where}: imports {imported.target}; only {package}/_*.py is shared")
             elif not shared and any(part.startswith("_") for part in parts):
-                problems.append(f"{found.where}: imports {found.target}, which is private")
-            part = runner_part(found.target)
-            if part and layer_of(part, found.where) > PLUGIN_LAYER:
-                problems.append(f"{found.where}: imports {found.target} of layer {LAYER[part]}")
+                problems.append(f"{imported.where}: imports {imported.target}, which is private")
+            part = runner_part(imported.target)
+            if part and layer_of(part, imported.where) > PLUGIN_LAYER:
+                problems.append(f"{imported.where}: imports {imported.target} of layer {LAYER[part]}")
     report(problems)
 
 
@@ -294,19 +296,19 @@ def test_only_the_top_layers_import_the_configuration_libraries():
     above = [["runner", name] for name, layer in LAYER.items() if layer > PLUGIN_LAYER]
     report(
         [
-            f"{found.where}: imports {found.target}; only {', '.join(name for _, name in above)} of runner/ may"
+            f"{imported.where}: imports {imported.target}; only {', '.join(name for _, name in above)} of runner/ may"
             for source in all_sources()
             if source.module.split(".")[:2] not in above
-            for found in imports(source)
-            if found.top in CONFIG_LIBRARIES
+            for imported in imports(source)
+            if imported.top in CONFIG_LIBRARIES
         ]
     )
 
 
-def test_a_config_is_subscripted_in_its_own_room_only():
-    """Everywhere else, an `Experiment` or a `Section` is asked by name."""
+def test_only_the_room_config_subscripts_a_config():
+    """Code elsewhere uses the attributes of an `Experiment` or a `Section`."""
     places = [
-        f"{source.at(node)}: ask the Experiment"
+        f"{source.at(node)}: use an attribute of the Experiment"
         for source in all_sources()
         if not source.module.startswith("runner.config.")
         for node in ast.walk(source.tree)
@@ -317,12 +319,12 @@ def test_a_config_is_subscripted_in_its_own_room_only():
     report(places)
 
 
-def test_only_sections_call_instantiate():
+def test_only_section_py_uses_instantiate():
     places = []
     for source in all_sources():
         if source.module == "runner.config.section":
             continue
-        places += [found.where for found in imports(source) if "instantiate" in found.target.split(".")]
+        places += [imported.where for imported in imports(source) if "instantiate" in imported.target.split(".")]
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and node.attr == "instantiate":
                 places.append(source.at(node))
@@ -330,14 +332,15 @@ def test_only_sections_call_instantiate():
 
 
 @pytest.mark.parametrize("name", ["failures", "files", "timing"])
-def test_the_lowest_rooms_need_the_standard_library_only(name: str):
+def test_the_lowest_rooms_import_only_the_standard_library(name: str):
     allowed = sys.stdlib_module_names | {"runner"}
-    found = [one for one in sources("runner") if one.module.split(".")[1:2] == [name]]
-    assert found
-    report([f"{one.where}: imports {one.target}" for file in found for one in imports(file) if one.top not in allowed])
+    files = [source for source in sources("runner") if source.module.split(".")[1:2] == [name]]
+    assert files
+    foreign = [imported for file in files for imported in imports(file) if imported.top not in allowed]
+    report([f"{imported.where}: imports {imported.target}" for imported in foreign])
 
 
-def test_a_wrong_argument_is_raised_with_its_name_and_value():
+def test_wrong_arguments_are_raised_by_wrong_argument():
     """`wrong_argument` and `refuse_if` keep both as facts, for callers and for `--json`."""
     problems = []
     for source in all_sources():
@@ -345,17 +348,14 @@ def test_a_wrong_argument_is_raised_with_its_name_and_value():
             if not isinstance(node, ast.Raise) or not isinstance(raised := node.exc, ast.Call):
                 continue
             is_plain = ast.unparse(raised.func) in ("ValueError", "TypeError")
-            if (
-                is_plain
-                and raised.args
-                and re.match(r"""f["'](\{?)[\w.]+\1=\{[^{}]*!r\}: """, ast.unparse(raised.args[0]))
-            ):
+            names_value = re.compile(r"""f["'](\{?)[\w.]+\1=\{[^{}]*!r\}: """)
+            if is_plain and raised.args and names_value.match(ast.unparse(raised.args[0])):
                 problems.append(f"{source.at(node)}: raise wrong_argument(name, value, reason)")
     rooms_below = ("runner/files/", "runner/timing/")
-    report([one for one in problems if not one.startswith(rooms_below)])
+    report([problem for problem in problems if not problem.startswith(rooms_below)])
 
 
-def test_all_exceptions_stand_in_one_file():
+def test_all_exceptions_are_defined_in_one_file():
     (file,) = (source for source in sources("runner") if source.module == "runner.failures.errors")
     ours = tuple(node.name for node in file.tree.body if isinstance(node, ast.ClassDef))
     roots = ("Exception", "Error", "SystemExit", "Interrupt", "Warning", *ours)
@@ -370,7 +370,7 @@ def test_all_exceptions_stand_in_one_file():
 
 
 @pytest.mark.parametrize("package", ["runner", *PLUGINS])
-def test_no_file_is_long(package: str):
+def test_no_file_is_too_long(package: str):
     problems = []
     for source in sources(package):
         lines = len(source.text.splitlines())
@@ -379,7 +379,7 @@ def test_no_file_is_long(package: str):
     report(problems)
 
 
-def test_no_function_is_long():
+def test_no_function_is_too_long():
     problems = []
     for source in all_sources():
         for node in ast.walk(source.tree):
@@ -391,10 +391,10 @@ def test_no_function_is_long():
 
 
 def code_lines(text: str) -> int:
-    """The number of lines that hold code: not blank, no comment, no docstring."""
+    """Count the lines of code: without blank lines, comments and docstrings."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        # A string that stands alone documents what encloses it, or the attribute before it.
+        # A string statement documents its scope, or the attribute above it.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings |= set(range(node.lineno, (node.end_lineno or 0) + 1))
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -435,7 +435,7 @@ def test_everything_public_is_documented():
                 problems.append(f"{source.at(node)}: {node.name} has no docstring")
             if isinstance(node, ast.ClassDef):
                 problems += [
-                    f"{source.at(method)}: {node.name}.{method.name} has no docstring, nor has a base's"
+                    f"{source.at(method)}: {node.name}.{method.name} has no docstring, and no base has one"
                     for method in node.body
                     if isinstance(method, ast.FunctionDef)
                     and not method.name.startswith("_")
@@ -446,12 +446,12 @@ def test_everything_public_is_documented():
 
 
 def is_setter(method: ast.FunctionDef) -> bool:
-    """Whether a method only sets the property that its getter documents."""
+    """Return whether a method is the setter of a property, which the getter documents."""
     return any(isinstance(mark, ast.Attribute) and mark.attr == "setter" for mark in method.decorator_list)
 
 
 def is_documented(method: str, owner: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
-    """Whether a method has a docstring in `owner` or in a base; bases of other libraries document their own."""
+    """Return whether a method has a docstring in `owner` or a base; bases of other libraries count as documented."""
     for node in owner.body:
         if isinstance(node, ast.FunctionDef) and node.name == method and ast.get_docstring(node) is not None:
             return True
@@ -465,6 +465,6 @@ def is_documented(method: str, owner: ast.ClassDef, classes: dict[str, ast.Class
     return False
 
 
-def test_the_tests_are_no_package():
+def test_tests_are_no_package():
     packages = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("__init__.py")]
     assert not packages, f"{packages} would shadow the packages under test"

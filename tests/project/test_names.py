@@ -1,4 +1,4 @@
-"""One name in five places: class, file, config, test and docs/, for every callback and every algorithm."""
+"""Every callback and algorithm has one name for its class, file, config, test and entry in docs/."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CONFIGS = sorted(CONF.rglob("*.yaml"))
 
 
 def public_class(package: str, name: str) -> str:
-    """The one public class of a file."""
+    """Return the name of the only public class of a file."""
     tree = ast.parse((ROOT / package / f"{name}.py").read_text(encoding="utf-8"))
-    (found,) = (node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
-    return found
+    (name,) = (node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    return name
 
 
 def plain(value: Any) -> Any:
-    """A default as YAML would write it."""
+    """Return a default as plain values of YAML."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, tuple | list | set | frozenset):
@@ -81,7 +81,7 @@ def test_a_package_exports_the_class_of_each_file(package: str):
 
 
 def stub_of(package: str) -> str:
-    """A stub of a package of one class a file, as ruff would sort it."""
+    """Return the stub of a package with one class per file, in the order of ruff."""
     plugins = importlib.import_module(f"runner.{package}").plugins
     pairs = [(file, name) for file in sorted(plugins.files.values()) for name in plugins.classes_of(file)]
     imports = "".join(f"from runner.{package}.{file} import {name}\n" for file, name in pairs)
@@ -91,7 +91,7 @@ def stub_of(package: str) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_editors_know_the_class_of_each_file(package: str):
-    """The stub is generated from the files; one that is out of date is rewritten, to be committed."""
+    """The stub is generated from the files; if it is out of date, the test rewrites it, to be committed."""
     stub = ROOT / package / "__init__.pyi"
     expected = stub_of(package)
     current = stub.read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_editors_know_the_class_of_each_file(package: str):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_has_one_name(package: str):
+def test_a_package_is_imported_only_below_runner(package: str):
     with pytest.raises(ImportError, match=f"is imported as runner.{package}"):
         importlib.import_module(package)
 
@@ -135,7 +135,7 @@ def test_a_test_has_the_name_of_a_file(package: str, name: str):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_page_of_the_documentation_lists_each(package: str):
-    """A missing row is generated from the docstring; move it where it belongs, and commit it."""
+    """The test adds missing rows from docstrings; move them to the right place, and commit them."""
     page = ROOT / "docs" / f"{package}.md"
     lines = page.read_text(encoding="utf-8").splitlines()
     names = {name: public_class(package, name) for owner, name in PLUGINS if owner == package}
@@ -150,16 +150,16 @@ def test_a_page_of_the_documentation_lists_each(package: str):
 
 
 def what_it_does(package: str, class_name: str) -> str:
-    """The first sentence of a class's docstring, as a cell of a table."""
+    """Return the first sentence of a class's docstring, as a cell of a table."""
     docstring = inspect.getdoc(getattr(importlib.import_module(f"runner.{package}"), class_name)) or ""
     sentence = " ".join(docstring.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 
 def uncommented_keys(text: str) -> list[str]:
-    """Keys with a value but no comment: neither beside them, nor where the value ends, nor on the line above."""
+    """Return keys with a value but no comment: beside them, at the end of the value, or on the line above."""
     lines = text.splitlines()
-    found: list[str] = []
+    keys: list[str] = []
     pending = [yaml.compose(text)]
     while pending:
         node = pending.pop()
@@ -170,18 +170,18 @@ def uncommented_keys(text: str) -> list[str]:
                 first, last = int(key.start_mark.line), int(value.end_mark.line)
                 near = "\n".join([lines[first], *lines[last : last + 1]])
                 if " #" not in near and not (first and lines[first - 1].lstrip().startswith("#")):
-                    found.append(f"line {first + 1}: {key.value}")
-    return found
+                    keys.append(f"line {first + 1}: {key.value}")
+    return keys
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(CONF)))
-def test_a_config_says_what_its_keys_mean(file: Path):
+def test_a_config_explains_its_keys(file: Path):
     text = file.read_text(encoding="utf-8")
-    assert "#" in text, "no comment says what this file is"
-    if file.parent.name == "experiment":  # its keys are explained where they are defined
+    assert "#" in text, "a config begins with a comment that says what it is"
+    if file.parent.name == "experiment":  # its keys are explained in the files that define them
         header = re.match(r"(#.*\n)+", text)
-        assert header, "a recipe opens with a comment"
-        assert f"python -m runner experiment={file.stem}" in header[0], "a recipe opens with its command"
+        assert header, "a recipe begins with a comment"
+        assert f"python -m runner experiment={file.stem}" in header[0], "the comment of a recipe has its command"
     else:
         assert uncommented_keys(text) == []
 
@@ -192,15 +192,15 @@ def test_only_experiments_and_sweeps_choose_their_package(file: Path):
 
 
 @pytest.mark.parametrize("package", ["runner", *(f"runner.{package}" for package in PACKAGES)])
-def test_importing_a_package_imports_nothing_slow(package: str):
+def test_importing_a_package_imports_no_slow_library(package: str):
     slow = {"torch", "mlflow", "torchmetrics", "hydra", "matplotlib", "sklearn", "pandas"}
     program = f"import sys, {package}; print(*sorted({slow!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-def test_callbacks_come_without_torch():
-    """The process that leads a sweep makes destinations from their classes, and waits without torch."""
+def test_callbacks_are_imported_without_torch():
+    """The main process of a sweep makes destinations from their classes without importing torch."""
     classes = ", ".join(public_class("callbacks", name) for package, name in PLUGINS if package == "callbacks")
     program = f"import sys\nfrom runner.callbacks import {classes}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -208,7 +208,7 @@ def test_callbacks_come_without_torch():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_reference_pages_count_the_defaults_to_the_core(package: str):
+def test_reference_pages_list_the_defaults_as_core(package: str):
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     (names,) = (entry[package] for entry in defaults if package in entry)
     page = (ROOT / "docs" / "reference" / f"{package}.md").read_text()

@@ -1,4 +1,4 @@
-"""How much a user writes for each kind of project that the tests train: the table in docs/questions.md, measured."""
+"""The table in docs/questions.md counts the lines that a user writes for each kind of project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROJECT = ROOT / "runner" / "verbs" / "project"
 KINDS = "support/batch_kinds.py"
 OPTIMIZERS = "config/test_optimizers.py"
 
-# What of the tests is a user's own code: data, model with loss and metric, and factories; files count as a whole.
+# Code in the tests that a user would write: data, model with loss and metric, and factories; or whole files.
 PORTS: dict[str, list[Any]] = {
     "`runner init`: model, data, callback": [PROJECT / f"{name}.py" for name in ("models", "data", "callbacks")],
     "GAN with alternating steps": [(OPTIMIZERS, "GAN")],
@@ -28,7 +28,7 @@ PORTS: dict[str, list[Any]] = {
 
 
 def code_lines(text: str) -> int:
-    """The lines of a program that are neither blank nor comments nor docstrings."""
+    """Count the lines of a program that are neither blank nor comments nor docstrings."""
     text = textwrap.dedent(text)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     docstrings: set[int] = set()
@@ -44,14 +44,14 @@ def source(part: Any) -> str:
         return part.read_text(encoding="utf-8")
     file, name = part
     text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-    (node,) = (one for one in ast.parse(text).body if getattr(one, "name", None) == name)
+    (node,) = (node for node in ast.parse(text).body if getattr(node, "name", None) == name)
     return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
 
 
-def test_the_table_has_the_lines_of_the_tests():
+def test_the_table_counts_the_code_in_the_tests():
     page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
     shown = {name: int(lines) for name, lines in re.findall(r"^\| ([^|]+) \| (\d+) \| trained by", page, re.MULTILINE)}
-    counted = {name: sum(code_lines(source(one)) for one in parts) for name, parts in PORTS.items()}
+    counted = {name: sum(code_lines(source(part)) for part in parts) for name, parts in PORTS.items()}
     assert shown == counted
 
 

@@ -1,4 +1,4 @@
-"""The table of private names in docs/private_names.md is complete, and holds nothing that is no longer used."""
+"""The table in docs/private_names.md lists exactly the private names of other libraries that are used."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("runner", "callbacks", "algorithms")
-# They begin with an underscore and are documented: Python's library, and the keys of Hydra's configs.
+# Documented names that begin with an underscore: of the standard library, and keys of Hydra configs.
 PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 PUBLIC |= {"_current_frames"}
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
@@ -21,12 +21,12 @@ def is_private(name: str) -> bool:
 
 
 def files() -> list[Path]:
-    found = [path for folder in OURS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [path for path in found if not any(parent.is_symlink() for parent in path.parents)]
+    paths = [path for folder in OURS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in paths if not any(parent.is_symlink() for parent in path.parents)]
 
 
 def defined_in(tree: ast.AST) -> set[str]:
-    """The private names that a file of ours gives to functions, classes, variables, attributes and fields."""
+    """Return the private names that a file defines: functions, classes, variables and attributes of `self`."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -43,7 +43,7 @@ def is_own(node: ast.expr) -> bool:
 
 
 def used_in(tree: ast.AST, here: set[str], anywhere: set[str]) -> Iterator[str]:
-    """The private names of others: those that are imported, and attributes that no class of ours defines."""
+    """Yield private names of other libraries: imported ones, and attributes that no class of ours defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] not in OURS:
             dotted = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -65,7 +65,7 @@ def used_in(tree: ast.AST, here: set[str], anywhere: set[str]) -> Iterator[str]:
 
 
 def used() -> set[tuple[str, str]]:
-    """(Path of a file, private name of another library that it uses)."""
+    """Return pairs of a file and a private name of another library that it uses."""
     trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files()}
     own = {path: defined_in(tree) for path, tree in trees.items()}
     anywhere = set().union(*own.values())
@@ -73,7 +73,7 @@ def used() -> set[tuple[str, str]]:
 
 
 def listed() -> list[tuple[str, str]]:
-    """(Path of a file, pattern of a private name) as the table says."""
+    """Return pairs of a file and a pattern of private names, from the table."""
     text = (ROOT / "docs" / "private_names.md").read_text(encoding="utf-8")
     _, _, section = text.partition("\n## Private names of other libraries\n")
     section = section.partition("\n## ")[0]
@@ -87,7 +87,7 @@ def listed() -> list[tuple[str, str]]:
 
 
 def is_listed(name: str, pattern: str) -> bool:
-    """Whether a name has a row; imported names are dotted."""
+    """Return whether a pattern matches a name; imported names are dotted."""
     return fnmatchcase(name, pattern) or ("." not in name and fnmatchcase(name, pattern.rpartition(".")[2]))
 
 
@@ -105,7 +105,7 @@ def test_every_row_of_the_table_is_used():
         assert re.search(rf"\b{last}\b", (ROOT / path).read_text(encoding="utf-8")), f"{path} has no {pattern}"
 
 
-def test_private_names_are_found_however_they_are_used():
+def test_private_names_are_found_in_imports_attributes_getattr_and_vars():
     tree = ast.parse(
         "import hydra._internal\n"
         "from torch._C import one\n"
@@ -115,5 +115,5 @@ def test_private_names_are_found_however_they_are_used():
         "vars(source)['_eight'] = torch._own + self._inherited\n"
     )
     here = defined_in(tree)
-    found = {*used_in(tree, here, here | {"_inherited"})}
-    assert found == {"hydra._internal", "torch._C.one", "torch.nn._two", "_three", "_six", "_seven", "_eight"}
+    names = {*used_in(tree, here, here | {"_inherited"})}
+    assert names == {"hydra._internal", "torch._C.one", "torch.nn._two", "_three", "_six", "_seven", "_eight"}

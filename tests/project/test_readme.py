@@ -1,4 +1,4 @@
-"""The commands, links and tables of the README and docs/ are right."""
+"""Commands, links and tables of the README and docs/ are correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_THE_ROOT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in OF_THE_ROOT}
 README = PAGES["README.md"]
-OF_A_PAGE = (  # what a page has the reader write, which tests/project/test_docs.py does
+OF_A_PAGE = (  # need files that the reader writes, as tests/project/test_docs.py does
     "model=two_layers",
     "callbacks=epoch_monitor",
     "callbacks.epoch_monitor",
@@ -46,40 +46,40 @@ VISION = ("model=timm", "model=torchvision")
 
 
 def section(title: str, text: str = README) -> str:
-    """The part of a page under a title."""
-    found = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    assert found, f"no section is called {title!r}"
-    return found
+    """Return the part of a page under a title."""
+    part = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert part, f"no section is called {title!r}"
+    return part
 
 
 def code(text: str, language: str) -> list[str]:
-    """The blocks of code in a language."""
+    """Return the code blocks in a language."""
     return re.findall(rf"```{language}(?: title=\S+)?\n(.*?)```", text, re.DOTALL)
 
 
 def arguments_in(line: str) -> list[str]:
-    """The arguments of a command that starts the runner."""
+    """Return the arguments of a command that starts the runner."""
     words = shlex.split(line, comments=True)
     ends = [place for place, word in enumerate(words) if word in (">", ">>", "|", "&&")]
     return words[words.index("runner") + 1 : min(ends, default=len(words))]
 
 
 def commands(pages: Iterable[str]) -> list[str]:
-    """Every command line of these pages that starts the runner: in a block of commands, after a prompt, in a table."""
+    """Return all command lines of these pages that start the runner: in blocks, after prompts and in tables."""
     lines = []
     for text in (PAGES[page] for page in pages):
         lines += [line for block in code(text, "bash") for line in block.splitlines()]
         lines += re.findall(r"^\$ (.*)$", "\n".join(code(text, "(?:text|console)")), re.MULTILINE)
         lines += re.findall(r"^\|.*`(python -m runner [^`]+)`", text, re.MULTILINE)
     starts = re.compile(r"([A-Z_]+=\S+ )*(.*-m )?runner ")
-    found = [arguments_in(line) for line in lines if starts.match(f"{line.partition(' # ')[0]} ")]
+    arguments = [arguments_in(line) for line in lines if starts.match(f"{line.partition(' # ')[0]} ")]
     answered = {"--help", "-h", "--version", "--cfg"}
-    lines = sorted({shlex.join(words) for words in found if answered.isdisjoint(words)})
+    lines = sorted({shlex.join(words) for words in arguments if answered.isdisjoint(words)})
     return [line for line in lines if not any(part in line for part in OF_A_PAGE)]
 
 
 def anchors(text: str) -> set[str]:
-    """What links to the titles of a page end with."""
+    """Return the anchors of the titles of a page."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -93,36 +93,36 @@ def test_a_run_leaves_the_files_of_the_table(tmp_path: Path, run_here: Any):
     (run,) = tmp_path.glob("outputs/20*/*")
     heads = re.findall(r"^\| (`.+?) \|", section("What a run leaves", PAGES["docs/runs.md"]), re.MULTILINE)
     listed = {Path(name).stem for head in heads for name in re.findall(r"`([\w.]+)", head)}
-    found = {path.stem for path in run.iterdir() if not path.name.startswith(".")}
-    assert found - {"git"} == listed - {"git", "mlflow", "replay"}
+    left = {path.stem for path in run.iterdir() if not path.name.startswith(".")}
+    assert left - {"git"} == listed - {"git", "mlflow", "replay"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"ep1-ba19", "latest"}
 
 
 @pytest.mark.parametrize("command", fast(commands(PAGES), *commands(["README.md"])))
-def test_a_command_that_is_shown_composes_and_binds(command: str):
+def test_a_shown_command_composes_and_fits_its_signatures(command: str):
     typed = parse([word for word in shlex.split(command) if word != "--json"])
     arguments = typed.overrides
     check_options(arguments)
-    places = enumerate(arguments)  # neither Hydra's options nor their values
+    places = enumerate(arguments)  # without options of Hydra and their values
     keys = [word for n, word in places if not word.startswith("-") and arguments[max(n - 1, 0)] not in TAKE_VALUES]
     overrides = []
-    for one in OverridesParser.create().parse_overrides(keys):
-        assert one.input_line is not None
-        if one.is_sweep_override() and one.is_choice_sweep():
-            overrides.append(f"{one.input_line.partition('=')[0]}={next(one.sweep_string_iterator())}")
-        elif one.key_or_group != AT and not one.key_or_group.startswith("hydra"):
-            overrides.append(one.input_line)
+    for override in OverridesParser.create().parse_overrides(keys):
+        assert override.input_line is not None
+        if override.is_sweep_override() and override.is_choice_sweep():
+            overrides.append(f"{override.input_line.partition('=')[0]}={next(override.sweep_string_iterator())}")
+        elif override.key_or_group != AT and not override.key_or_group.startswith("hydra"):
+            overrides.append(override.input_line)
     if any(word in VISION for word in arguments):
         pytest.importorskip("timm")
     if any(word in HUGGING_FACE for word in arguments):
         pytest.importorskip("datasets")
-    overrides = [one for one in overrides if one != "sweep=optuna_tpe"]  # has Optuna's sweeper, an extra
+    overrides = [override for override in overrides if override != "sweep=optuna_tpe"]  # needs an extra
     if typed.row.needs_experiment:
         build.check(Experiment(composed(*overrides)))
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_links_lead_somewhere(page: str):
+def test_links_and_anchors_exist(page: str):
     here = (ROOT / page).parent
     pictures = re.findall(r' src(?:set)?="([^"]+)"', PAGES[page])
     for target in [*re.findall(r"\]\(([^)\s]+)\)", PAGES[page]), *pictures]:
@@ -147,8 +147,8 @@ def test_the_readme_counts_the_algorithms():
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_rows_of_tables_are_complete(page: str):
-    """Each row has as many cells as its head, and only a heading within a table leaves one empty."""
+def test_rows_of_tables_have_all_cells(page: str):
+    """Each row has as many cells as the head, and only a heading within a table leaves cells empty."""
     head = 0
     for line in PAGES[page].splitlines():
         if not line.startswith("|"):
@@ -170,6 +170,6 @@ def test_every_choice_of_a_group_is_listed():
     assert {file.stem for file in (CONF / "experiment").glob("*.yaml")} <= recipes
 
 
-def test_every_key_at_the_top_is_listed():
+def test_every_top_level_key_is_listed():
     keys = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} - {"defaults", "hydra"}
     assert keys <= {*re.findall(r"`(\w+)`", section("Keys at the top", PAGES["docs/configs.md"]))}

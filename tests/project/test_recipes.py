@@ -1,4 +1,4 @@
-"""The recipes of conf/experiment/ as a whole: each goes through every event once, and says what to expect of it."""
+"""The recipes of conf/experiment/: each passes a dry run without warnings, and states the expected result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def header(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", fast(MEASURED, "digits_fast", "stdlib_lm_fast"))
-def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
+def test_a_recipe_passes_a_dry_run_without_warnings(name: str):
     config = composed(f"experiment={name}")
     build.check(Experiment(config))
     assert dry_run.try_out(Experiment(config)).warnings == []
@@ -42,7 +42,7 @@ def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path):
+def test_a_recipe_for_images_in_folders_passes_a_dry_run_without_warnings(name: str, tmp_path: Path):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
     for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):
@@ -55,26 +55,28 @@ def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path)
     assert dry_run.try_out(Experiment(config)).warnings == []
 
 
-def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: Any):
+def test_the_recipe_for_texts_trains_without_warnings(tmp_path: Path, run_here: Any):
     model = make_tokenizer(tmp_path / "model")
     options = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = import_hf("transformers").LlamaConfig(**options, intermediate_size=32, max_position_embeddings=64)
     import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text(TEXT)
-    chosen = ["experiment=text_finetune", f"data.path={tmp_path / 'texts'}", f"model.module.name={model}"]
-    chosen += ["data.context=16", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
-    chosen += ["trainer.precision=fp32"]  # which no CPU warns of
-    composed_config = composed(*chosen)
+    arguments = ["experiment=text_finetune", f"data.path={tmp_path / 'texts'}", f"model.module.name={model}"]
+    arguments += ["data.context=16", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
+    arguments += ["trainer.precision=fp32"]  # no warning on CPUs
+    composed_config = composed(*arguments)
     build.check(Experiment(composed_config))
     assert dry_run.try_out(Experiment(composed_config)).warnings == []
-    adapters = composed(*chosen, "model.module.lora={r: 2, lora_alpha: 4}")  # norms and biases are frozen
+    adapters = composed(
+        *arguments, "model.module.lora={r: 2, lora_alpha: 4}"
+    )  # no warning, though norms and biases are frozen
     assert dry_run.try_out(Experiment(adapters)).warnings == []
-    ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
+    ended = run_here(*arguments, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 
 
-def test_a_recipe_for_conversations_fits_together_and_trains_adapters(tmp_path: Path, run_here: Any):
+def test_the_recipe_for_conversations_trains_adapters_without_warnings(tmp_path: Path, run_here: Any):
     pytest.importorskip("peft")
     model = make_tokenizer(tmp_path / "model", template=MARKING)
     options = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -82,37 +84,37 @@ def test_a_recipe_for_conversations_fits_together_and_trains_adapters(tmp_path: 
     import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
     messages = [{"role": "user", "content": "Which animal?"}, {"role": "assistant", "content": "The quick brown fox"}]
     (tmp_path / "chats.jsonl").write_text(40 * (json.dumps({"messages": messages}) + "\n"))
-    chosen = [
+    arguments = [
         "experiment=instruction_lora",
         f"data.data_files={tmp_path / 'chats.jsonl'}",
         f"model.module.name={model}",
     ]
-    chosen += ["data.context=64", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
-    chosen += ["trainer.precision=fp32"]  # which no CPU warns of
-    composed_config = composed(*chosen)
+    arguments += ["data.context=64", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
+    arguments += ["trainer.precision=fp32"]  # no warning on CPUs
+    composed_config = composed(*arguments)
     build.check(Experiment(composed_config))
     findings = dry_run.try_out(Experiment(composed_config))
     assert findings.warnings == [] and "[[The quick brown fox<|end|>" in findings.sample
-    checked = run_here("check", *chosen, code=0)
+    checked = run_here("check", *arguments, code=0)
     assert "trained     what is in double brackets: <|start|>user" in checked.out and "[[The quick" in checked.out
-    ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
+    ended = run_here(*arguments, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 
 
-def test_a_recipe_for_texts_in_a_csv_file_fits_together_and_trains(tmp_path: Path, run_here: Any):
+def test_the_recipe_for_texts_in_a_csv_file_trains_without_warnings(tmp_path: Path, run_here: Any):
     (tmp_path / "bert").mkdir()
     rows = "".join(f"the {word} film,{'ab'[number % 3 == 0]}\n" for number, word in enumerate(WORDS * 4))
     (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
-    chosen = ["experiment=text_classification_csv", f"data.data_files={tmp_path / 'texts.csv'}"]
-    chosen += [f"model.module.name={make_bert(tmp_path / 'bert')}", "data.context=16", "trainer.precision=fp32"]
-    config = composed(*chosen)
+    arguments = ["experiment=text_classification_csv", f"data.data_files={tmp_path / 'texts.csv'}"]
+    arguments += [f"model.module.name={make_bert(tmp_path / 'bert')}", "data.context=16", "trainer.precision=fp32"]
+    config = composed(*arguments)
     build.check(Experiment(config))
     assert dry_run.try_out(Experiment(config)).warnings == []
-    ended = run_here(*chosen, "trainer.max_duration=1ep", "data.num_workers=0", "~callbacks.mlflow_logger", code=0)
+    ended = run_here(*arguments, "trainer.max_duration=1ep", "data.num_workers=0", "~callbacks.mlflow_logger", code=0)
     assert "MulticlassAccuracy" in ended.out and "class_weights=balanced: " in ended.err
 
 
-def test_a_recipe_for_transfer_of_images_fits_together_and_trains(tmp_path: Path, run_here: Any):
+def test_the_recipe_for_image_transfer_trains_without_warnings(tmp_path: Path, run_here: Any):
     for package in ("torchvision", "timm"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -120,13 +122,13 @@ def test_a_recipe_for_transfer_of_images_fits_together_and_trains(tmp_path: Path
         (tmp_path / "pictures" / folder).mkdir(parents=True)
         for number in range(count):
             Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / folder / f"{number}.png")
-    chosen = ["experiment=image_transfer", f"data.path={tmp_path / 'pictures'}", "data.image_size=32"]
-    chosen += ["data.eval_image_size=32", "data.batch_size=4", "data.eval_batch_size=4", "data.num_workers=0"]
-    chosen += ["model.module.name=test_resnet", "model.module.pretrained=false", "trainer.precision=fp32"]
-    config = composed(*chosen)
+    arguments = ["experiment=image_transfer", f"data.path={tmp_path / 'pictures'}", "data.image_size=32"]
+    arguments += ["data.eval_image_size=32", "data.batch_size=4", "data.eval_batch_size=4", "data.num_workers=0"]
+    arguments += ["model.module.name=test_resnet", "model.module.pretrained=false", "trainer.precision=fp32"]
+    config = composed(*arguments)
     build.check(Experiment(config))
     assert dry_run.try_out(Experiment(config)).warnings == []
-    ended = run_here(*chosen, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", "hydra.run.dir=run", code=0)
+    ended = run_here(*arguments, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", "hydra.run.dir=run", code=0)
     assert "class_weights=balanced: 0.6667, 2" in ended.err  # 8 / (2 * 6) and 8 / (2 * 2)
     run_here("export", "run", "model.safetensors", code=0)
     with import_hf("safetensors").safe_open("model.safetensors", "pt") as file:
@@ -135,25 +137,25 @@ def test_a_recipe_for_transfer_of_images_fits_together_and_trains(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_recipe_for_segmentation_fits_together_and_trains(tmp_path: Path, run_here: Any):
+def test_the_recipe_for_segmentation_trains_without_warnings(tmp_path: Path, run_here: Any):
     if find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
-    chosen = ["experiment=segmentation", f"data.path={draw_shapes(tmp_path / 'shapes', (6, 2))}"]
-    chosen += ["data.classes=[background,disk,box]", "data.image_size=32", "data.eval_image_size=32"]
-    chosen += ["data.batch_size=3", "data.num_workers=0", "trainer.precision=fp32"]
-    config = composed(*chosen)
+    arguments = ["experiment=segmentation", f"data.path={draw_shapes(tmp_path / 'shapes', (6, 2))}"]
+    arguments += ["data.classes=[background,disk,box]", "data.image_size=32", "data.eval_image_size=32"]
+    arguments += ["data.batch_size=3", "data.num_workers=0", "trainer.precision=fp32"]
+    config = composed(*arguments)
     build.check(Experiment(config))
     assert dry_run.try_out(Experiment(config)).warnings == []
-    ended = run_here(*chosen, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", code=0)
+    ended = run_here(*arguments, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", code=0)
     assert "MeanIoU" in ended.out and "PixelAccuracy" in ended.out
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_recipe_says_hardware_time_and_metric_with_spread(name: str):
+def test_a_measured_recipe_states_hardware_time_and_metric_with_spread(name: str):
     assert re.search(r"Hardware: one CPU thread, \d+ s\. Expected: \w+ [\d.]+ (% )?\+- [\d.]+ ", header(name))
     assert re.search(r"\(mean, spread; n=\d+\)", header(name))
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_a_recipe_that_was_not_run_says_so(name: str):
+def test_a_recipe_that_was_not_measured_says_so(name: str):
     assert "Not run yet" in header(name)

@@ -1,4 +1,4 @@
-"""The site of docs/: no page is wider than a telephone, and a search finds first what a newcomer looks for."""
+"""The site of docs/: pages fit on a phone, and the search puts the right page first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from browser import Page, window
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (1400, 400)
-# What reaches beyond the right edge of the window, unless a table or a block of code scrolls it.
+# Elements beyond the right edge of the window, except in tables and code blocks, which scroll.
 TOO_WIDE = """
 const width = document.documentElement.clientWidth
 const wide = [...document.querySelectorAll('.md-content *')].filter(element =>
@@ -37,7 +37,7 @@ FIRST = {
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
+    """Serves files without logging requests."""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -45,7 +45,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
-    """The address of the site, and its pages."""
+    """Build and serve the site; the value is its address and its pages."""
     for module in ("mkdocs", "material", "mkdocstrings"):
         if find_spec(module) is None:
             pytest.skip("needs the extra docs")

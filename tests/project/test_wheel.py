@@ -1,4 +1,4 @@
-"""What an installation has: one name at the top level, and all that a run needs, wherever it is started."""
+"""The published wheel and sdist: their files, and runs of an installed wheel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT = ("trainer.max_duration=1ep", "model=mlp", "data.batch_size=400", "data.e
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel built from it, as they are published."""
+    """Build the sdist and the wheel as they are published, and return their folder."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], check=True)
     return folder
@@ -66,14 +66,14 @@ def files_of(folder: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_wheel_has_all_of_the_runner_and_nothing_else(wheel: Path):
+def test_a_wheel_has_exactly_the_files_of_runner(wheel: Path):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == files_of("runner")
     assert {"runner/py.typed", "runner/callbacks/__init__.pyi", "runner/conf/algorithms/ema.yaml"} <= names
 
 
 @pytest.mark.slow
-def test_an_sdist_has_the_project_without_what_only_a_checkout_needs(dist: Path):
+def test_an_sdist_has_the_project_without_files_of_a_checkout(dist: Path):
     (file,) = dist.glob("*.tar.gz")
     with tarfile.open(file) as archive:
         members = archive.getmembers()
@@ -87,7 +87,7 @@ def test_an_sdist_has_the_project_without_what_only_a_checkout_needs(dist: Path)
 
 
 @pytest.mark.slow
-def test_a_wheel_works_beside_folders_of_the_same_names(installed: dict[str, str], tmp_path: Path):
+def test_a_wheel_runs_beside_folders_of_the_same_names(installed: dict[str, str], tmp_path: Path):
     for name in (*ROOMS, "tests"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
@@ -103,7 +103,7 @@ def test_a_wheel_works_beside_folders_of_the_same_names(installed: dict[str, str
 
 
 @pytest.mark.slow
-def test_a_wheel_helps_makes_a_project_and_trains_it(installed: dict[str, str], tmp_path: Path):
+def test_a_wheel_shows_help_makes_a_project_and_trains_it(installed: dict[str, str], tmp_path: Path):
     def run(*words: str, cwd: Path = tmp_path) -> str:
         return run_python(["-m", "runner", *words], cwd=cwd, env=installed, real=True, check=True).stdout
 

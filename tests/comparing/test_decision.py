@@ -142,7 +142,7 @@ def test_the_interval_of_negated_values_is_negated():
     assert bootstrap(-values) == pytest.approx((-high, -low))
 
 
-def test_intervals_of_one_value_or_without_spread():
+def test_one_value_has_no_interval_and_equal_values_one_of_width_0():
     assert bootstrap(np.array([0.5])) is None and bootstrap(np.ones(4), np.ones(1)) is None
     assert bootstrap(np.full(3, 0.1)) == pytest.approx((0.1, 0.1))
 
@@ -152,12 +152,12 @@ def test_student_quantiles_are_those_of_scipy():
         assert student_quantile(0.975, freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom))
 
 
-def test_holm_by_hand():
+def test_holm_correction_equals_values_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.6]) == [1.0, 1.0]
 
 
-def test_a_decision_by_hand():
+def test_decisions_equal_values_by_hand():
     (small,) = decide([paired([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])])
     assert (small.difference, small.p, small.smallest_p, small.n) == (2.0, 0.25, 0.25, (3, 3))
     assert small.effect == 2.0 and not small.is_decided

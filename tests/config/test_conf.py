@@ -88,7 +88,7 @@ def test_every_file_composes_and_fits_its_signatures(choice: str):
         assert f"{group}.{name}" in paths
 
 
-def test_the_defaults():
+def test_the_default_config_has_the_built_in_callbacks_and_one_seed():
     config = composed()
     assert list(config["callbacks"]) == BUILT_IN
     assert next(iter(config["algorithms"])) == "batch_augment"

@@ -214,7 +214,7 @@ def test_a_wrong_optimizer_is_refused_before_data_is_read(optimizer: dict[str, A
         made(config, tmp_path)
 
 
-def test_alternating_steps_with_an_optimizer_for_each_submodule(tmp_path: Path):
+def test_a_gan_steps_an_optimizer_for_each_submodule(tmp_path: Path):
     """Train a GAN with the optimizer file that docs/configs.md shows."""
     text = (CONF.parent / "docs" / "configs.md").read_text(encoding="utf-8")
     shown = re.search(r"```yaml\n(defaults:\n  - adam@generator\n.*?)```", text, re.DOTALL)

@@ -167,7 +167,7 @@ def test_an_impossible_fork_is_one_error_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(("typed", "batch"), [("ba12", 12), ("12ba", 12), ("12", 12), ("1ep", None), (None, None)])
-def test_spellings_of_a_batch(typed: str | None, batch: int | None):
+def test_a_batch_is_parsed_from_three_spellings(typed: str | None, batch: int | None):
     assert batch_of(typed) == batch
 
 

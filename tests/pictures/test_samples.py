@@ -54,7 +54,7 @@ def test_brightness_is_stretched_only_outside_of_0_to_1():
     assert to_pictures(values, channels_last=True).tolist() == [[[[128], [0]], [[255], [128]]]]
 
 
-def test_grey_and_colored_images_are_drawn():
+def test_gray_and_colored_images_are_drawn():
     for channels in (1, 3):
         drawn = draw_images(torch.rand(5, channels, 4, 4), ["$x"] * 5, "t", "png")
         assert drawn.startswith(b"\x89PNG")

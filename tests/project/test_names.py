@@ -62,7 +62,7 @@ def plain(value: Any) -> Any:
         ("NGramEmbedding", "ngram_embedding"),
     ],
 )
-def test_snake_case(name: str, file: str):
+def test_snake_case_keeps_acronyms_together(name: str, file: str):
     assert snake_case(name) == file
 
 

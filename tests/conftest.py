@@ -422,16 +422,16 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def asked() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server, and the requests it received."""
-    paths: list[str] = []
+def request_log() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server, and a list of the requests that it receives."""
+    requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def handle(self) -> None:
-            paths.append(self.rfile.readline(1000).decode(errors="replace"))
+            requests.append(self.rfile.readline(1000).decode(errors="replace"))
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", paths
+    yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()
     server.server_close()

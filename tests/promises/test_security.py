@@ -308,21 +308,21 @@ LOGGED = (*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]")
 
 
 @pytest.fixture
-def attacked(folder: Path, asked: tuple[str, list[str]], run_app: Any) -> dict[str, str | None]:
+def attacked(folder: Path, request_log: tuple[str, list[str]], run_app: Any) -> dict[str, str | None]:
     """The environment of a user whose run was returned with a malicious `mlflow/` folder and links to a secret file."""
     (folder / "outputs" / "mlflow.db").rename(folder / "store.db")
     shutil.copy(folder / "store.db", folder / "theirs.db")
     run_app(*LOGGED, "hydra.run.dir=run", env={"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/theirs.db"})
     (folder / "secret.txt").write_text("a secret")
     (folder / "victim.npy").write_text("precious")
-    attack_mlflow(folder / "run", asked[0], folder / "secret.txt", folder / "victim.npy")
+    attack_mlflow(folder / "run", request_log[0], folder / "secret.txt", folder / "victim.npy")
     (folder / "outputs").mkdir(exist_ok=True)
     (folder / "store.db").rename(folder / "outputs" / "mlflow.db")
     return {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/outputs/mlflow.db"}
 
 
 def test_the_mlflow_files_of_an_untrusted_run_are_not_sent(
-    attacked: dict[str, str | None], folder: Path, asked: tuple[str, list[str]], run_app: Any
+    attacked: dict[str, str | None], folder: Path, request_log: tuple[str, list[str]], run_app: Any
 ):
     (folder / "run" / "signature").write_text("another user's")
     assert read_target(folder / "run" / "mlflow") is None
@@ -331,16 +331,17 @@ def test_the_mlflow_files_of_an_untrusted_run_are_not_sent(
     for link in ("link", "folder/link"):
         (folder / "run" / link).unlink()
     refused = run_app("sync", "run", exit_code=2, env=attacked)
-    assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and asked[0] in refused.stderr
-    assert not asked[1] and (folder / "victim.npy").read_text() == "precious"
+    address, requests = request_log
+    assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and address in refused.stderr
+    assert not requests and (folder / "victim.npy").read_text() == "precious"
 
 
 def test_a_malicious_mlflow_folder_in_the_user_s_run_uploads_and_deletes_nothing(
-    attacked: dict[str, str | None], folder: Path, asked: tuple[str, list[str]], run_app: Any
+    attacked: dict[str, str | None], folder: Path, request_log: tuple[str, list[str]], run_app: Any
 ):
     """The record is the user's own, so it may contain links; the run is logged to the user's own store."""
     run_app("resume", "run", "trainer.max_duration=3ep", env=attacked)
-    assert not asked[1] and (folder / "victim.npy").read_text() == "precious"
+    assert not request_log[1] and (folder / "victim.npy").read_text() == "precious"
     assert query(folder, "select name from experiments where name != 'Default'") == [("runner",)]
     assert query(folder, "select status from runs") == [("FINISHED",)]
     artifacts = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]

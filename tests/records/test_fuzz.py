@@ -78,9 +78,9 @@ def corrupt(file: Path, other: Path, chance: random.Random, traps: list[str]) ->
 
 
 @pytest.fixture
-def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callable[[int], None]:
+def attempt(folder: Path, run_app: Any, request_log: tuple[str, list[str]]) -> Callable[[int], None]:
     """Return a function of one try; its number seeds the choice of file, damage and command."""
-    address, paths = asked
+    address, requests = request_log
     outside = folder / "outside"
     for name, seed in (("whole", "seed=0"), ("other", "seed=1")):
         run_app(*LOGGED, seed, "hydra.run.dir=run")
@@ -108,7 +108,7 @@ def attempt(folder: Path, run_app: Any, asked: tuple[str, list[str]]) -> Callabl
             errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
             assert len(errors) == 1 and "Traceback" not in done.stderr, about
             assert name.stem in done.stderr or (name.parts[0] == "checkpoints" and name.parts[1] in done.stderr), about
-        assert tree(outside) == before and not paths, about
+        assert tree(outside) == before and not requests, about
         sent = [path for path in (folder / "outputs" / "mlartifacts").rglob("*") if path.is_file()]
         assert not any(SECRET in path.read_bytes() for path in sent), about
         shutil.rmtree(folder / "run")

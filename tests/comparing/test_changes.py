@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 
 
 def changed(**values: Any) -> dict[str, Any]:
-    """Return the config with changed values, whose paths have double underscores for dots."""
+    """Return the config with changed values; keyword arguments have `__` for the dots of a key."""
     config = json.loads(json.dumps(CONFIG))
     for path, value in values.items():
         *sections, key = path.split("__")

@@ -97,7 +97,7 @@ def test_the_interval_is_that_of_scipy_at_the_expanded_level(sizes: tuple[int, .
         rng=np.random.default_rng(0),
     ).confidence_interval
     width = expected.high - expected.low
-    # Few resamples lie near the bounds, so they vary.
+    # The bounds are noisy, because few resamples lie near them.
     assert bootstrap(*samples) == pytest.approx((expected.low, expected.high), abs=0.08 * width)
 
 

@@ -1,4 +1,4 @@
-"""Keys of a composed config that describe no object: which are needed, allowed and refused."""
+"""Top-level keys of a composed config that describe no object are checked like the others."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ CHOICES = sorted(
     f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in (*LISTS, "sweep")
 )
 ADDED = sorted(f"+{name}={path.stem}" for name in LISTS for path in (CONF / name).glob("*.yaml"))
-# Choices of the lists compose in a test of their own.
+# The lists have a test of their own.
 ONE_OF_EACH_GROUP = (
     *("data=digits", "data=parquet_shards", "experiment=digits_fast", "experiment=instruction_lora", "launch=default"),
     *("model=hf_causal_lm", "model=timm", "optimizer=adamw", "scheduler=reduce_on_plateau", "trainer=default"),

@@ -159,7 +159,7 @@ def test_choices_of_a_config_dir_are_suggested(tmp_path: Path):
         (["seed=1", "callbacks=[lr_monitor,speed_monitor]"], "callbacks=[lr_monitor,speed_monitor] replaces mlflow_"),
         (["-m", "algorithms=ema,swa"], "algorithms=ema,swa replaces batch_augment, label_smoothing; +algorithms=ema"),
         (["algorithms=ema", "experiment=digits_plain"], "algorithms=ema replaces batch_augment; +algorithms=ema adds"),
-        # Nothing is said of entries that are added, replaced on purpose or unknown.
+        # No message for entries that are added, kept, replaced on purpose or unknown.
         (["+callbacks=speed_monitor", "~callbacks.progress_bar", "callbacks.speed_monitor.window_size=3"], None),
         (["callbacks=none"], None),
         (["callbacks=[]"], None),

@@ -34,7 +34,7 @@ MINE = ("experiment=mine", "~callbacks.mlflow_logger", "~callbacks.learning_curv
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write texts to files by their paths."""
+    """Write text files; `files` has their contents by path."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)

@@ -1,4 +1,4 @@
-"""A run is resumed, rerun or evaluated from its mirror, on a machine that has nothing else of it."""
+"""A run is resumed, rerun or evaluated from its mirror, on a machine without its folder."""
 
 from __future__ import annotations
 

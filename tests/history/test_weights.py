@@ -1,4 +1,4 @@
-"""The config of an evaluation, made from that of the run whose weights it uses."""
+"""The config of an evaluation is made from that of the run whose weights it loads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def make(kind: Any, **arguments: Any) -> tuple[nn.Parameter, torch.optim.Optimiz
 
 
 def doubled(function: Any) -> Any:
-    @functools.wraps(function)  # copies the attributes that torch sets on the function, too
+    @functools.wraps(function)  # which also copies the attributes that torch sets on the function
     def twice(*arguments: Any) -> None:
         function(*arguments)
         function(*arguments)

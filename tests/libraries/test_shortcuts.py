@@ -58,7 +58,7 @@ def test_weights_are_equal_to_the_bit_without_shortcuts(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_core_passes_its_tests_without_shortcuts():
-    # Without its shortcut, torchmetrics imports transformers, and processes that tests fork must not have done so.
+    # Without its shortcut, torchmetrics imports transformers, which must not happen before tests fork processes.
     public = ",".join(name for name in NAMES if name != "torchmetrics")
     files = [str(ROOT / "tests" / name) for name in CORE_TESTS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

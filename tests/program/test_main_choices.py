@@ -1,4 +1,4 @@
-"""Choices beyond the defaults: classes, configs and packages of the user, and runs with fewer parts."""
+"""Choices beyond the defaults: classes and configs of the user, and runs without callbacks."""
 
 from __future__ import annotations
 

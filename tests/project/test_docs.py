@@ -152,7 +152,7 @@ def run(command: str, run_here: Any, length: str, records: bool) -> Ended:
 
 def alike(line: str) -> str:
     """Return a line of output without the parts that differ from run to run."""
-    line = re.sub(r"(\d\d-\d\d-\d\d)-\d+\b", r"\1", line)  # number of a folder made in the same second
+    line = re.sub(r"(\d\d-\d\d-\d\d)-\d+\b", r"\1", line)  # a number follows if two folders are made in one second
     return " ".join(re.sub(r"\d[\d.,:]*(e-\d+)?( ?(ep|ba|ms|s|min|kB|MB|k|M)\b)?", "#", line).split())
 
 

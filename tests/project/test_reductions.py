@@ -1,4 +1,4 @@
-"""Functions of callbacks and algorithms that reduce weights must handle sharded tensors.
+"""Functions of callbacks and algorithms that reduce weights handle sharded tensors.
 
 The norm of a sharded weight is silently that of its local part. So each such function either uses `local` or `whole`
 of `runner.distributed.sharding`, or is listed here with the reason why it need not.

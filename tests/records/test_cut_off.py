@@ -59,7 +59,7 @@ def test_a_run_killed_before_its_first_checkpoint_resumes_from_the_start(tmp_pat
     run_app(*start, *killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
     run = tmp_path / "run"
     assert status(run) == "RUNNING" and not (run / "checkpoints").exists()
-    refused = run_app("resume", "run", "seed=1", exit_code=2)  # values were logged with the first config
+    refused = run_app("resume", "run", "seed=1", exit_code=2)  # the logged values belong to the first config
     assert refused.stderr.splitlines()[1].endswith("the run was trained with a different config so far:")
     (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if killed while saving
     (run / "checkpoints" / ".ep1-ba3.partial-1" / "manifest.json").write_text('{"fil')

@@ -1,4 +1,4 @@
-"""The record of an evaluation: digests of its data, size and metrics, by which runs can be compared."""
+"""The description of an evaluation: digests of data, size and metrics, which say if two runs can be compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARGETS = torch.arange(12) % 2
 
 
 class Read(Dataset[Any]):
-    """Make samples when they are read."""
+    """A data set that makes its samples when they are read."""
 
     def __init__(self, offset: float = 0.0) -> None:
         self.offset = offset

@@ -111,7 +111,7 @@ def test_the_working_directory_is_never_removed(tmp_path: Path, monkeypatch: pyt
 
 
 def save(run: Path, name: str, seconds: int) -> Path:
-    """Make a checkpoint with a manifest only, saved at a time in seconds since 1970."""
+    """Make a checkpoint that has only a manifest, saved `seconds` after 1970."""
     manifest = run / "checkpoints" / name / "manifest.json"
     manifest.parent.mkdir(parents=True, exist_ok=True)
     facts = {"model.pt": {"size": 0, "sha256": ""}}

@@ -1,4 +1,4 @@
-"""A run keeps the modules that no commit has; rerun and resume import them if they have changed."""
+"""A run records its uncommitted modules; rerun and resume import the recorded ones if they have changed since."""
 
 from __future__ import annotations
 

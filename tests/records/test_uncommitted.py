@@ -1,4 +1,4 @@
-"""Which modules of a user a run records: those that its targets import and no commit has."""
+"""A run records the uncommitted modules that its targets import."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(*targets: str) -> dict[str, Any]:
 
 
 def test_an_untracked_module_is_recorded_with_its_imports(repository: Path, imports: Import):
-    """These include modules imported inside functions, and changed modules."""
+    """The imports include those inside functions; a changed module counts as uncommitted."""
     write(repository, loose="import json, yaml\nfrom beside import x\ndef f():\n    import later\n", beside="x = 1")
     write(repository, later="", changed="a = 1", committed="", stranger="")
     git(repository, "add", "changed.py", "committed.py")

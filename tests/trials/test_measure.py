@@ -1,4 +1,4 @@
-"""Budgets become a number of batches by measuring; such runs equal runs of that number of batches."""
+"""A budget becomes a number of batches by measuring; the run equals one that was given this number."""
 
 from __future__ import annotations
 

@@ -116,19 +116,31 @@ def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     return apply
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def overwritten(file: str, content: bytes) -> Callable[[Path], None]:
+    """Return a function that replaces the content of a file of a mirrored checkpoint."""
+
+    def apply(folder: Path) -> None:
+        (folder / file).write_bytes(content)
+
+    return apply
+
+
+def replace_by_pipe(folder: Path) -> None:
+    (folder / "config.yaml").unlink()
+    os.mkfifo(folder / "config.yaml")
 
 
 FACTS = {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+UNREADABLE = "ep3: its index.json cannot be read"
+NAMES = "ep3: its index.json names"
+LARGE = "ep3: its config.yaml has 1,099,511,627,776 bytes, at most"
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a changed file": (
-        lambda folder: (folder / "checkpoints" / "ep3" / "model.pt").write_bytes(b"x"),  # type: ignore[dict-item]
+        overwritten("checkpoints/ep3/model.pt", b"x"),
         "ep3: checkpoints/ep3/model.pt differs from its index.json",
     ),
     "a longer file": (
-        lambda folder: (folder / "config.yaml").write_bytes(b"seed: 1\nmode: x\n"),  # type: ignore[dict-item]
+        overwritten("config.yaml", b"seed: 1\nmode: x\n"),
         "ep3: config.yaml differs from its index.json",
     ),
     "a missing file": (lambda folder: (folder / "config.yaml").unlink(), "ep3: "),
@@ -136,48 +148,30 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         changed(lambda index: index["files"]["checkpoints/ep3/model.pt"].update(size=1 << 52)),
         "are free in",
     ),
-    "a large record": (
-        changed(lambda index: index["files"]["config.yaml"].update(size=1 << 40)),
-        "ep3: its config.yaml has 1,099,511,627,776 bytes, at most",
-    ),
-    "a pipe": (lambda folder: pipe(folder / "config.yaml"), "ep3: "),
+    "a large record": (changed(lambda index: index["files"]["config.yaml"].update(size=1 << 40)), LARGE),
+    "a pipe": (replace_by_pipe, "ep3: "),
     "a path out of the folder": (
         changed(lambda index: index["files"].update({"../x": FACTS})),
-        "ep3: its index.json names '../x', which leads out",
+        f"{NAMES} '../x', which leads out",
     ),
-    "an absolute path": (
-        changed(lambda index: index["files"].update({"/tmp/x": FACTS})),
-        "ep3: its index.json names '/tmp/x'",
-    ),
-    "a hidden file": (
-        changed(lambda index: index["files"].update({"a/.b": FACTS})),
-        "ep3: its index.json names 'a/.b'",
-    ),
-    "a path out of the checkpoint": (
-        changed(lambda index: index.update(checkpoint="../..")),
-        "ep3: its index.json names '../..'",
-    ),
-    "files as a list": (changed(lambda index: index.update(files=[1])), "ep3: its index.json cannot be read"),
-    "text for a number": (changed(lambda index: index.update(saved_at="later")), "ep3: its index.json cannot be read"),
-    "a number of 400 digits": (
-        changed(lambda index: index.update(saved_at=10**400)),
-        "ep3: its index.json cannot be read",
-    ),
+    "an absolute path": (changed(lambda index: index["files"].update({"/tmp/x": FACTS})), f"{NAMES} '/tmp/x'"),
+    "a hidden file": (changed(lambda index: index["files"].update({"a/.b": FACTS})), f"{NAMES} 'a/.b'"),
+    "a path out of the checkpoint": (changed(lambda index: index.update(checkpoint="../..")), f"{NAMES} '../..'"),
+    "files as a list": (changed(lambda index: index.update(files=[1])), UNREADABLE),
+    "text for a number": (changed(lambda index: index.update(saved_at="later")), UNREADABLE),
+    "a number of 400 digits": (changed(lambda index: index.update(saved_at=10**400)), UNREADABLE),
     "another name": (
         changed(lambda index: index.update(checkpoint="checkpoints/ep4")),
         "ep3: it holds the checkpoint 'ep4'",
     ),
     "the name of a link": (
         changed(lambda index: index.update(checkpoint="checkpoints/latest")),
-        "ep3: its index.json names 'latest', which is not a valid name for a checkpoint",
+        f"{NAMES} 'latest', which is not a valid name for a checkpoint",
     ),
-    "an escaped path": (changed(lambda index: index["best"].append("..%2fx")), "ep3: its index.json names '..%2fx'"),
+    "an escaped path": (changed(lambda index: index["best"].append("..%2fx")), f"{NAMES} '..%2fx'"),
     "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),
-    "JSON nested too deeply": (
-        lambda folder: (folder / "index.json").write_bytes(b"[" * 100_000),
-        "ep3: its index.json cannot be read",
-    ),  # type: ignore[dict-item]
-    "torn JSON": (lambda folder: (folder / "index.json").write_bytes(b'{"chec'), "ep3: its index.json cannot be read"),  # type: ignore[dict-item]
+    "JSON nested too deeply": (overwritten("index.json", b"[" * 100_000), UNREADABLE),
+    "torn JSON": (overwritten("index.json", b'{"chec'), UNREADABLE),
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
+
+from test_layers import code_lines
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "runner" / "verbs" / "project"
@@ -27,18 +28,6 @@ PORTS: dict[str, list[Any]] = {
 }
 
 
-def code_lines(text: str) -> int:
-    """Count the lines of a program that are neither blank nor comments nor docstrings."""
-    text = textwrap.dedent(text)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, documented) and ast.get_docstring(node) is not None:
-            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines = enumerate(text.splitlines(), 1)
-    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in docstrings for n, line in lines)
-
-
 def source(part: Any) -> str:
     if isinstance(part, Path):
         return part.read_text(encoding="utf-8")
@@ -53,7 +42,3 @@ def test_the_table_counts_the_code_in_the_tests():
     shown = {name: int(lines) for name, lines in re.findall(r"^\| ([^|]+) \| (\d+) \| trained by", page, re.MULTILINE)}
     counted = {name: sum(code_lines(source(part)) for part in parts) for name, parts in PORTS.items()}
     assert shown == counted
-
-
-def test_blank_lines_comments_and_docstrings_do_not_count():
-    assert code_lines('  def f():\n    """Say\n    it."""\n\n    # why\n    return 1  # here\n') == 2

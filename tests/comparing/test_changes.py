@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from kept_runs import LONGER, QUIET, ROOT, SHORT, weights
 from omegaconf import OmegaConf
 
 from runner.comparing.changes import ABSENT, SAFE, Change, check_changes, find_changes
 from runner.config.composed import GROUPS, KEYS
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG: dict[str, Any] = {
     "seed": 0,
     "run_name": None,
@@ -154,9 +154,6 @@ def test_allow_changes_takes_only_keys_of_the_config():
     assert check_changes("run", CONFIG, CONFIG, [], ["optimizer.lr", "model"]) == []
 
 
-SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
-QUIET = ("callbacks=checkpoint_saver",)
-LONGER = "trainer.max_duration=3ep"
 FAILS = """
 from runner import Callback
 
@@ -172,10 +169,6 @@ def rates(run: Path) -> list[float]:
     saved = torch.load(run / "checkpoints" / "latest" / "state.pt", weights_only=True)
     (group,) = saved["optimizers"][0]["param_groups"]
     return [group["lr"], group.get("initial_lr", group["lr"])]
-
-
-def weights(run: Path) -> bytes:
-    return (run / "checkpoints" / "latest" / "model.pt").read_bytes()
 
 
 def test_resume_refuses_changes_and_applies_allowed_ones(run_here: Any, tmp_path: Path):
@@ -205,7 +198,7 @@ def test_resume_refuses_changes_and_applies_allowed_ones(run_here: Any, tmp_path
     ]
     assert rates(run) == [0.3, 0.3]
     run_here("resume", "plain", LONGER, code=0)
-    assert rates(tmp_path / "plain") == [0.1, 0.1] and weights(tmp_path / "plain") != weights(run)
+    assert rates(tmp_path / "plain") == [0.1, 0.1] and weights(tmp_path / "plain", "latest") != weights(run, "latest")
     again = run_here(*command, "trainer.max_duration=4ep", code=0)
     assert again.err == "INFO: trainer.max_duration: 3ep -> 4ep\n"
     assert rates(run) == [0.3, 0.3]
@@ -255,7 +248,7 @@ def test_a_copied_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_
     refused = run_here(*same, "data.batch_size=300", "run_name=x", code=2)
     assert "\n  data.batch_size: 400 -> 300\n" in refused.err and "run_name" not in refused.err
     assert run_here(*same, code=0).err == ""
-    assert weights(tmp_path / "new") == weights(tmp_path / "run")
+    assert weights(tmp_path / "new", "latest") == weights(tmp_path / "run", "latest")
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"b"}
     (tmp_path / "a" / "b" / "lone" / "config.json").unlink()  # as saved by the Python API
     manifest = json.loads((tmp_path / "a" / "b" / "lone" / "manifest.json").read_text())
@@ -274,11 +267,11 @@ def test_a_sweep_of_forks_may_change_the_config(run_here: Any, tmp_path: Path):
     run_here("-m", "fork", "run", "ba6", *varied, "hydra.sweep.dir=forks", code=0)  # a fork may change everything
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     same, other = (tmp_path / "forks" / f"lr{lr}-mlp-digits" for lr in (0.1, 0.3))
-    assert rates(same)[1] == 0.1 and rates(other)[1] == 0.3 and weights(same) != weights(other)
+    assert rates(same)[1] == 0.1 and rates(other)[1] == 0.3 and weights(same, "latest") != weights(other, "latest")
     result = json.loads((other / "result.json").read_text())
     assert (result["parent"], result["forked_at"]) == (str(tmp_path / "run"), 6)
     run_here("resume", "run", LONGER, code=0)
-    assert weights(tmp_path / "run") == weights(same)
+    assert weights(tmp_path / "run", "latest") == weights(same, "latest")
 
 
 def checkpoints(run: Path) -> list[str]:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, weights
+from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, weights, write_manifest
 from stores import change, query
 
 from runner.cli.command import Command, parse
 from runner.history.saved_run import find_saved_run, with_latest
-from runner.timing.time import Timestamp
 
 
 def test_a_record_holds_the_arguments_verb_and_command(tmp_path: Path, run_here: Any):
@@ -114,12 +113,7 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match="RUN='latest': no run in outputs/ has written a checkpoint"):
         with_latest(Command.of("resume", "latest"))
     for age, folder in enumerate(("2026-01-01/10-00-00", "sweeps/2026-01-02/10-00-00/lr0.1", "of the Python API")):
-        manifest = tmp_path / "outputs" / folder / "checkpoints" / "ep1-ba3" / "manifest.json"
-        manifest.parent.mkdir(parents=True)
-        files = {"model.pt": {"size": 0, "sha256": ""}}
-        content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": files}
-        manifest.write_text(json.dumps(content))
-        os.utime(manifest, (1000 - age, 1000 - age))
+        write_manifest(tmp_path / "outputs" / folder, "ep1-ba3", 1000 - age)
     command = with_latest(parse(["-m", "fork", "latest", "5", "seed=1"]))
     assert command.words == ("outputs/2026-01-01/10-00-00", "5") and command.overrides == ("seed=1", "-m")
     assert capsys.readouterr().err == "INFO: latest: outputs/2026-01-01/10-00-00\n"
@@ -140,12 +134,12 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
 def test_every_verb_takes_latest_for_a_run(tmp_path: Path, run_app: Any):
     run_app("-m", *SHORT, *QUIET, "seed=0,1")
     (job,) = tmp_path.glob("outputs/sweeps/*/*/seed1-mlp-digits")
-    said = f"INFO: latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
-    assert run_app("eval", "latest").stderr.startswith(said)
+    notice = f"INFO: latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
+    assert run_app("eval", "latest").stderr.startswith(notice)
     done = run_app("resume", "latest", LONGER)
-    assert done.stderr.startswith(said) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"
+    assert done.stderr.startswith(notice) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"
     done = run_app("rerun", "latest", "trainer.max_duration=1ba")
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(notice)
     (again,) = (folder for folder in folders(tmp_path) if (folder / "checkpoints").exists())
     assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
 

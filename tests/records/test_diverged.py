@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from main_runs import SHORT, query, run_folders
+from kept_runs import SHORT, status
+from main_runs import query, run_folders
 
 OWN = """
 import math
@@ -29,10 +30,6 @@ class Undefined(ClassificationModel):
 QUIET = (*SHORT, "callbacks=[checkpoint_saver]")
 HOT = "optimizer.lr=1e30"
 UNDEFINED = ("~model", "+model._target_=own.Undefined", *(argument for argument in QUIET if argument != "model=mlp"))
-
-
-def status(folder: Path) -> str:
-    return json.loads((folder / "result.json").read_text())["status"]
 
 
 def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_path: Path):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kept_runs import write_manifest
 from omegaconf import OmegaConf
 from python_process import PATIENCE
 
@@ -31,7 +32,6 @@ from runner.records.folder import (
     run_folder_of,
 )
 from runner.records.result import Result
-from runner.timing.time import Timestamp
 
 
 def test_folders_made_in_one_second_differ_and_empty_ones_are_removed(tmp_path: Path):
@@ -110,18 +110,6 @@ def test_the_working_directory_is_never_removed(tmp_path: Path, monkeypatch: pyt
     assert tmp_path.is_dir()
 
 
-def save(run: Path, name: str, seconds: int) -> Path:
-    """Make a checkpoint that has only a manifest, saved `seconds` after 1970."""
-    manifest = run / "checkpoints" / name / "manifest.json"
-    manifest.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"model.pt": {"size": 0, "sha256": ""}}
-    content = {"format": 1, "saved_at": seconds, "timestamp": Timestamp().state_dict(), "files": facts}
-    manifest.write_text(json.dumps(content))
-    os.utime(manifest, (seconds, seconds))
-    os.utime(run / "checkpoints", (seconds, seconds))
-    return manifest.parent
-
-
 def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert latest_run() is None
@@ -130,18 +118,18 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
         Path("outputs/sweeps/2026-01-02/10-00-00"),
         Path("outputs/of the API"),
     )
-    save(jobs / "lr0.1", "ep1", 200)
+    write_manifest(jobs / "lr0.1", "ep1", 200)
     (jobs / SWEEP).write_text("{}")
     assert latest_run() == jobs / "lr0.1"
-    save(day / "10-00-00", "ep1", 100)
+    write_manifest(day / "10-00-00", "ep1", 100)
     assert latest_run() == day / "10-00-00"  # a single run comes before a job of a sweep that saved later
-    save(other, "ep1", 300)
+    write_manifest(other, "ep1", 300)
     assert latest_run() == other
-    save(day / "10-00-00", "ep2", 400)  # resumed
+    write_manifest(day / "10-00-00", "ep2", 400)  # resumed
     assert latest_run() == day / "10-00-00"
-    save(other, ".ep2.partial-7", 500)  # killed while saving
+    write_manifest(other, ".ep2.partial-7", 500)  # killed while saving
     (day / "11-00-00" / "checkpoints" / "ep1").mkdir(parents=True)  # torn
-    save(Path("elsewhere"), "ep1", 600)
+    write_manifest(Path("elsewhere"), "ep1", 600)
     assert latest_run() == day / "10-00-00"
 
 
@@ -149,9 +137,9 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
 def test_a_broken_run_is_not_the_latest(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
     day = Path("outputs/2026-01-01")
-    save(day / "10-00-00", "ep1", 100)
+    write_manifest(day / "10-00-00", "ep1", 100)
     broken = day / "11-00-00" / "checkpoints"
-    manifest = save(day / "11-00-00", "ep1", 200) / "manifest.json"
+    manifest = write_manifest(day / "11-00-00", "ep1", 200) / "manifest.json"
     if damage == "loops":
         shutil.rmtree(broken)
         broken.symlink_to("checkpoints")
@@ -171,17 +159,17 @@ def test_a_broken_run_is_not_the_latest(damage: str, tmp_path: Path, monkeypatch
 
 def test_checkpoints_are_found_at_any_depth_except_half_written_ones(tmp_path: Path):
     assert checkpoints_in(tmp_path) == []
-    save(tmp_path, ".ep1.partial-7", 1)
+    write_manifest(tmp_path, ".ep1.partial-7", 1)
     assert checkpoints_in(tmp_path) == []
-    whole, deep = save(tmp_path, "ep1", 1), save(tmp_path / "deep", "ep9", 1)
+    whole, deep = write_manifest(tmp_path, "ep1", 1), write_manifest(tmp_path / "deep", "ep9", 1)
     (tmp_path / "checkpoints" / "latest").symlink_to("ep1")
     (tmp_path / "checkpoints" / "torn").mkdir()
-    put_aside = save(tmp_path, ".ep2.discarded-7", 1)
+    put_aside = write_manifest(tmp_path, ".ep2.discarded-7", 1)
     assert {*checkpoints_in(tmp_path)} == {whole, deep, put_aside, tmp_path / "checkpoints" / "torn"}
 
 
 def test_a_copied_checkpoint_has_no_run_folder(tmp_path: Path):
-    inside = save(tmp_path / "run", "ep1", 1)
+    inside = write_manifest(tmp_path / "run", "ep1", 1)
     assert run_folder_of(str(inside)) == run_folder_of(str(tmp_path / "run")) == tmp_path / "run"
     inside.rename(tmp_path / "copied")
     assert run_folder_of(str(tmp_path / "copied")) is None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from runner.timing.time import Timestamp
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
@@ -44,6 +47,18 @@ def folders(folder: Path) -> set[Path]:
 def status(run: Path) -> str:
     """Return the status in the result file of a run."""
     return json.loads((run / "result.json").read_text())["status"]
+
+
+def write_manifest(run: Path, name: str, seconds: int) -> Path:
+    """Write a checkpoint that has only a manifest, saved `seconds` after 1970, and return its folder."""
+    manifest = run / "checkpoints" / name / "manifest.json"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    files = {"model.pt": {"size": 0, "sha256": ""}}
+    content = {"format": 1, "saved_at": seconds, "timestamp": Timestamp().state_dict(), "files": files}
+    manifest.write_text(json.dumps(content))
+    os.utime(manifest, (seconds, seconds))
+    os.utime(run / "checkpoints", (seconds, seconds))
+    return manifest.parent
 
 
 def foreign_run(folder: Path, config: Any, overrides: Sequence[str]) -> Path:

@@ -134,10 +134,10 @@ def explained(*overrides: str) -> str:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_command_that_does_not_compose_gets_one_line_with_the_fix(overrides: list[str], message: str):
-    said = explained(*overrides)
-    assert said.startswith(message)
-    assert "\n" not in said
-    assert "_target_" not in said and "_partial_" not in said
+    line = explained(*overrides)
+    assert line.startswith(message)
+    assert "\n" not in line
+    assert "_target_" not in line and "_partial_" not in line
 
 
 def test_choices_of_a_config_dir_are_suggested(tmp_path: Path):
@@ -172,9 +172,9 @@ def test_choices_of_a_config_dir_are_suggested(tmp_path: Path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_choice_that_replaces_default_entries_is_reported(typed: list[str], sentence: str | None):
-    said = list(about_replaced(typed, CONF))
-    assert len(said) == (sentence is not None)
-    assert all(message.startswith(str(sentence)) for message in said)
+    messages = list(about_replaced(typed, CONF))
+    assert len(messages) == (sentence is not None)
+    assert all(message.startswith(str(sentence)) for message in messages)
 
 
 def unknown(*keys: str) -> Exception:
@@ -182,7 +182,7 @@ def unknown(*keys: str) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("keys", "typed", "said"),
+    ("keys", "typed", "advice"),
     [
         (["a"], ["+optimizer.a=1"], ""),
         (["a"], ["~optimizer", "+optimizer={a: 1}"], ""),
@@ -194,8 +194,8 @@ def unknown(*keys: str) -> Exception:
         ),
     ],
 )
-def test_an_unknown_argument_set_in_a_file_says_how_to_remove_it(keys: list[str], typed: list[str], said: str):
-    assert explain(unknown(*keys), typed, CONF).message == f"optimizer.a: no such argument{said}"
+def test_an_unknown_argument_set_in_a_file_says_how_to_remove_it(keys: list[str], typed: list[str], advice: str):
+    assert explain(unknown(*keys), typed, CONF).message == f"optimizer.a: no such argument{advice}"
 
 
 def known(error: Exception, **facts: str) -> Exception:
@@ -254,9 +254,9 @@ def test_only_errors_of_the_requested_event_become_wrong_config(event: Event | N
 def test_a_type_error_names_the_line_that_raised_it():
     with pytest.raises(TypeError) as raised:
         None + 1  # type: ignore[operator]  # noqa: B018
-    said = explain(known(raised.value, section="model", target="x.Y"), [], CONF).message
-    assert said.startswith("model: unsupported operand") and "(x.Y)" in said
-    assert f"[{__file__}:" in said
+    message = explain(known(raised.value, section="model", target="x.Y"), [], CONF).message
+    assert message.startswith("model: unsupported operand") and "(x.Y)" in message
+    assert f"[{__file__}:" in message
 
 
 def test_an_unusual_constructor_error_names_its_line_and_how_to_see_the_trace():
@@ -265,9 +265,9 @@ def test_an_unusual_constructor_error_names_its_line_and_how_to_see_the_trace():
         {}["x"]
     except KeyError as error:
         failed.__cause__ = error
-    said = explain(known(failed, section="model", target="x.Y"), [], CONF).message
-    assert said.startswith(f"model: KeyError: 'x' (x.Y) [{__file__}:")
-    assert said.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
+    message = explain(known(failed, section="model", target="x.Y"), [], CONF).message
+    assert message.startswith(f"model: KeyError: 'x' (x.Y) [{__file__}:")
+    assert message.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
 
 
 def test_an_error_in_a_resolver_is_reported_without_the_resolver(tmp_path: Path):

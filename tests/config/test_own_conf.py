@@ -87,8 +87,8 @@ def test_two_ranks_read_conf_of_the_folder(project: Path, run_app: Any):
 
 
 def test_a_misspelled_choice_is_corrected_from_conf_of_the_folder(project: Path, run_here: Any):
-    said = run_here("model=onw", code=2).err
-    assert "model=onw: no such choice; did you mean 'own'?" in said
+    stderr = run_here("model=onw", code=2).err
+    assert "model=onw: no such choice; did you mean 'own'?" in stderr
     assert "did you mean +callbacks=greeter?" in run_here("greeter", code=2).err
 
 
@@ -173,11 +173,11 @@ def test_files_of_conf_with_names_of_the_runner_are_reported_and_not_read(
     assert find_own_conf([], CONF) == [] and capfd.readouterr().err == ""
     write(tmp_path / "conf", {"model/mlp.yaml": "_target_: theirs.MLP\n", "model/net.yaml": "_target_: theirs.Net\n"})
     assert find_own_conf(["model=mlp"], CONF) == [f"--config-dir={tmp_path / 'conf'}"]
-    said = capfd.readouterr().err
-    assert said.startswith(
+    stderr = capfd.readouterr().err
+    assert stderr.startswith(
         f"{READ}; not read, because the runner has files of these names: config.yaml, model/mlp.yaml"
     )
-    assert said.count("\n") == 1 and "conf/experiment/<name>.yaml" in said
+    assert stderr.count("\n") == 1 and "conf/experiment/<name>.yaml" in stderr
 
 
 def test_conf_of_the_runner_is_not_read_twice(capfd: Any, monkeypatch: pytest.MonkeyPatch):
@@ -205,9 +205,9 @@ def test_a_conf_that_configures_hydra_is_not_read_and_runs_no_code(project: Path
     (file,) = files
     run_here("--help", code=0)
     for command in (["experiment=evil", "--cfg", "job"], ["explain", "model=evil"]):
-        said = run_here(*command).err
-        assert f"WARNING: conf/ is not read: conf/{file} configures Hydra itself" in said
-        assert "--config-dir conf allows it" in said
+        stderr = run_here(*command).err
+        assert f"WARNING: conf/ is not read: conf/{file} configures Hydra itself" in stderr
+        assert "--config-dir conf allows it" in stderr
     assert not (project / "executed").exists()
 
 
@@ -220,9 +220,9 @@ def test_a_conf_with_sweep_settings_is_read(project: Path, run_here: Any):
 def test_variables_of_the_user_are_keys_of_vars(tmp_path: Path, run_here: Any):
     run_here("check", "+vars.paths.size=32", "data.batch_size=${vars.paths.size}", code=0)
     for wrong in ("vars=laptop", "vars=null"):
-        said = run_here(wrong, code=2).err
-        assert said.startswith(f"error: vars={'None' if 'null' in wrong else repr('laptop')}: ")
-        assert "+vars.<name>=" in said and "conf/vars/<name>.yaml" in said
+        stderr = run_here(wrong, code=2).err
+        assert stderr.startswith(f"error: vars={'None' if 'null' in wrong else repr('laptop')}: ")
+        assert "+vars.<name>=" in stderr and "conf/vars/<name>.yaml" in stderr
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def test_a_choice_that_replaces_one_of_a_recipe_keeps_its_defaults():
 
 def test_a_run_with_dropped_keys_says_so_in_one_line_and_can_be_rerun(folder: Path, run_here: Any):
     typed = (*SHORT, "experiment=digits_plain", "callbacks=none", "algorithms=none", "optimizer=adamw")
-    said = "INFO: these keys of the recipe go with the choices that are replaced: "
+    notice = "INFO: these keys of the recipe go with the choices that are replaced: "
     done = run_here(*typed, code=0)
-    assert done.err.count(said) == 1 and "algorithms.batch_augment.pad, " in done.err
+    assert done.err.count(notice) == 1 and "algorithms.batch_augment.pad, " in done.err
     (run,) = run_folders(folder)
     again = run_here("rerun", str(run), code=0)
     assert "conf/ has changed" not in again.err

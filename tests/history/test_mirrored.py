@@ -179,7 +179,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_damaged_or_hostile_checkpoint_is_not_used(
     attack: str, mirror: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
 ):
-    apply, said = ATTACKS[attack]
+    apply, warning = ATTACKS[attack]
     shutil.copytree(mirror, tmp_path / "mirror" / "one")
     apply(tmp_path / "mirror" / "one" / "ep3")
     (tmp_path / "work").mkdir()
@@ -192,7 +192,7 @@ def test_a_damaged_or_hostile_checkpoint_is_not_used(
     assert files == {"config.yaml"} | newest | best
     assert (folder / "checkpoints" / "latest").resolve().name == "ep2"
     assert (folder / "checkpoints" / "best").resolve().name == "ep1"
-    assert said in capfd.readouterr().err
+    assert warning in capfd.readouterr().err
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")} == before
 
 

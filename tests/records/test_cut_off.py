@@ -139,5 +139,5 @@ def test_a_damaged_checkpoint_is_reported_once_for_all_ranks(tmp_path: Path, run
     ranks = "launch.nproc_per_node=2"
     run_app(*SHORT, *QUIET, ranks, "hydra.run.dir=run")
     (tmp_path / "run/checkpoints/ep2-ba6/model.pt").write_bytes(b"")
-    said = run_app("resume", "run", ranks).stderr
-    assert said.count("ep2-ba6 is not used: the size of model.pt differs") == 1
+    stderr = run_app("resume", "run", ranks).stderr
+    assert stderr.count("ep2-ba6 is not used: the size of model.pt differs") == 1

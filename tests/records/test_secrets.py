@@ -43,10 +43,10 @@ def test_a_record_leaves_out_secrets_and_names_their_files(repository: Path, cap
     patch = (repository / "run" / "git.patch").read_bytes()
     assert b"+x = 2" in patch
     assert b"hunter2" not in patch and b"PRIVATE KEY" not in patch and b"id_rsa" not in patch
-    (said,) = (record.message for record in caplog.records if "git.patch" in record.message)
+    (warning,) = (record.message for record in caplog.records if "git.patch" in record.message)
     for name in (".env", "a b/.env.local", "deploy.pem", "notes.py", "id_rsa"):
-        assert name in said
-    assert "code.py" not in said
+        assert name in warning
+    assert "code.py" not in warning
     git("stash", "-q")
     git("apply", "--check", "run/git.patch")  # the rest is still a patch
 

@@ -103,8 +103,8 @@ def test_a_rerun_and_a_resumed_run_train_the_same_batches(tmp_path: Path, run_ap
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["budget"] == recorded
     assert "ok: equal bit for bit" in run_app("compare", "run", "again").stdout
     # With a larger budget, a resumed run is measured again.
-    said = run_app("resume", "run", "budget=3s").stderr if ranks == 1 else ""
-    assert (f"budget: {recorded} -> 3s" in said and "measured in" in said) or ranks == 2
+    stderr = run_app("resume", "run", "budget=3s").stderr if ranks == 1 else ""
+    assert (f"budget: {recorded} -> 3s" in stderr and "measured in" in stderr) or ranks == 2
 
 
 @pytest.mark.slow

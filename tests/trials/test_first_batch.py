@@ -202,7 +202,7 @@ def test_an_error_of_one_rank_in_the_first_batch_is_one_message(folder: Path, ru
     # A model with batch norm would add a line about its statistics on each rank.
     arguments = "model=mlp", "+callbacks.mine._target_=own.RaisesOnRank1", "launch.nproc_per_node=2"
     done = run_app(*SHORT, *arguments, exit_code=2)
-    assert done.stderr.count("error") == 1, done.stderr
+    assert done.stderr.count("error:") == 1, done.stderr
     assert done.stderr.startswith("error: callbacks.mine: only on rank 1")
     assert "with model=mlp and data=digits" in done.stderr
     assert run_folders(folder) == []

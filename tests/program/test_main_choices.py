@@ -27,12 +27,11 @@ def test_classes_and_configs_of_the_user_are_used(folder: Path, run_here: Any):
     assert "welcome OwnModel" in out and "hello OwnModel" in out
     (run_dir,) = run_folders(folder)
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["model"] == {"_target_": "own.OwnModel", "units": 8}
-    for config_dir in (["--config-dir=more"], ["--config-dir", "more"]):
-        command = [*config_dir, "model=own", "+callbacks=greeter"]
-        unknown = run_here(*command, "callbacks.greeter.wrod=hi", code=2).err
-        message = "error: callbacks.greeter.wrod: callbacks.greeter has no key 'wrod'; did you mean 'word'?"
-        assert unknown == f"{message} Allowed: word\n"
-        assert "model has no key 'unit'; did you mean 'units'" in run_here(*command, "model.unit=4", code=2).err
+    unknown = run_here("--config-dir=more", "+callbacks=greeter", "callbacks.greeter.wrod=hi", code=2).err
+    message = "error: callbacks.greeter.wrod: callbacks.greeter has no key 'wrod'; did you mean 'word'?"
+    assert unknown == f"{message} Allowed: word\n"
+    unknown = run_here("--config-dir", "more", "model=own", "model.unit=4", code=2).err
+    assert "model has no key 'unit'; did you mean 'units'" in unknown
 
 
 def test_a_run_without_callbacks_prints_nothing_and_keeps_its_record(folder: Path, run_here: Any):

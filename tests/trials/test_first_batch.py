@@ -17,7 +17,7 @@ from torch.nn import functional
 from runner import Algorithm, Callback, ClassificationModel
 from runner.data import DatasetLoader, TensorLoader
 
-SHORT = ("trainer.max_duration=2ep", "algorithms=none", "callbacks=[mlflow_logger,checkpoint_saver,json_lines_logger]")
+SHORT = ("trainer.max_duration=2ba", "algorithms=none", "callbacks=[mlflow_logger,checkpoint_saver,json_lines_logger]")
 OWN_MODEL = ("~model.num_classes", "~model.module")
 
 

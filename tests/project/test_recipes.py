@@ -33,11 +33,27 @@ def header(name: str) -> str:
     return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 
 
+def try_out(*arguments: str) -> dry_run.Findings:
+    """Check a config, and return the findings of a dry run, which must not warn."""
+    experiment = Experiment(composed(*arguments))
+    build.check(experiment)
+    findings = dry_run.try_out(experiment)
+    assert findings.warnings == []
+    return findings
+
+
+def make_llama(folder: Path, **tokenizer: Any) -> str:
+    """Save a tiny Llama with a tokenizer, and return its folder."""
+    model = make_tokenizer(folder, **tokenizer)
+    options = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = import_hf("transformers").LlamaConfig(**options, intermediate_size=32, max_position_embeddings=64)
+    import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
+    return model
+
+
 @pytest.mark.parametrize("name", fast(MEASURED, "digits_fast", "stdlib_lm_fast"))
 def test_a_recipe_passes_a_dry_run_without_warnings(name: str):
-    config = composed(f"experiment={name}")
-    build.check(Experiment(config))
-    assert dry_run.try_out(Experiment(config)).warnings == []
+    try_out(f"experiment={name}")
 
 
 @pytest.mark.slow
@@ -50,51 +66,32 @@ def test_a_recipe_for_images_in_folders_passes_a_dry_run_without_warnings(name: 
         for number in range(40):
             Image.new("RGB", (8, 8)).save(tmp_path / folder / f"{number}.png")
     small = ("data.image_size=32", "data.batch_size=2", "trainer.precision=fp32", "model.module.name=resnet18")
-    config = composed(f"experiment={name}", f"data.path={tmp_path}", *small)
-    build.check(Experiment(config))
-    assert dry_run.try_out(Experiment(config)).warnings == []
+    try_out(f"experiment={name}", f"data.path={tmp_path}", *small)
 
 
 def test_the_recipe_for_texts_trains_without_warnings(tmp_path: Path, run_here: Any):
-    model = make_tokenizer(tmp_path / "model")
-    options = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = import_hf("transformers").LlamaConfig(**options, intermediate_size=32, max_position_embeddings=64)
-    import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
+    model = make_llama(tmp_path / "model")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text(TEXT)
     arguments = ["experiment=text_finetune", f"data.path={tmp_path / 'texts'}", f"model.module.name={model}"]
     arguments += ["data.context=16", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
     arguments += ["trainer.precision=fp32"]  # no warning on CPUs
-    composed_config = composed(*arguments)
-    build.check(Experiment(composed_config))
-    assert dry_run.try_out(Experiment(composed_config)).warnings == []
-    adapters = composed(
-        *arguments, "model.module.lora={r: 2, lora_alpha: 4}"
-    )  # no warning, though norms and biases are frozen
-    assert dry_run.try_out(Experiment(adapters)).warnings == []
+    try_out(*arguments)
+    try_out(*arguments, "model.module.lora={r: 2, lora_alpha: 4}")  # no warning, though norms and biases are frozen
     ended = run_here(*arguments, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 
 
 def test_the_recipe_for_conversations_trains_adapters_without_warnings(tmp_path: Path, run_here: Any):
     pytest.importorskip("peft")
-    model = make_tokenizer(tmp_path / "model", template=MARKING)
-    options = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = import_hf("transformers").LlamaConfig(**options, intermediate_size=32, max_position_embeddings=64)
-    import_hf("transformers").LlamaForCausalLM(config).save_pretrained(model)
+    model = make_llama(tmp_path / "model", template=MARKING)
     messages = [{"role": "user", "content": "Which animal?"}, {"role": "assistant", "content": "The quick brown fox"}]
-    (tmp_path / "chats.jsonl").write_text(40 * (json.dumps({"messages": messages}) + "\n"))
-    arguments = [
-        "experiment=instruction_lora",
-        f"data.data_files={tmp_path / 'chats.jsonl'}",
-        f"model.module.name={model}",
-    ]
+    files = tmp_path / "chats.jsonl"
+    files.write_text(40 * (json.dumps({"messages": messages}) + "\n"))
+    arguments = ["experiment=instruction_lora", f"data.data_files={files}", f"model.module.name={model}"]
     arguments += ["data.context=64", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
     arguments += ["trainer.precision=fp32"]  # no warning on CPUs
-    composed_config = composed(*arguments)
-    build.check(Experiment(composed_config))
-    findings = dry_run.try_out(Experiment(composed_config))
-    assert findings.warnings == [] and "[[The quick brown fox<|end|>" in findings.sample
+    assert "[[The quick brown fox<|end|>" in try_out(*arguments).sample
     checked = run_here("check", *arguments, code=0)
     assert "trained     what is in double brackets: <|start|>user" in checked.out and "[[The quick" in checked.out
     ended = run_here(*arguments, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
@@ -107,9 +104,7 @@ def test_the_recipe_for_texts_in_a_csv_file_trains_without_warnings(tmp_path: Pa
     (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
     arguments = ["experiment=text_classification_csv", f"data.data_files={tmp_path / 'texts.csv'}"]
     arguments += [f"model.module.name={make_bert(tmp_path / 'bert')}", "data.context=16", "trainer.precision=fp32"]
-    config = composed(*arguments)
-    build.check(Experiment(config))
-    assert dry_run.try_out(Experiment(config)).warnings == []
+    try_out(*arguments)
     ended = run_here(*arguments, "trainer.max_duration=1ep", "data.num_workers=0", "~callbacks.mlflow_logger", code=0)
     assert "MulticlassAccuracy" in ended.out and "class_weights=balanced: " in ended.err
 
@@ -125,9 +120,7 @@ def test_the_recipe_for_image_transfer_trains_without_warnings(tmp_path: Path, r
     arguments = ["experiment=image_transfer", f"data.path={tmp_path / 'pictures'}", "data.image_size=32"]
     arguments += ["data.eval_image_size=32", "data.batch_size=4", "data.eval_batch_size=4", "data.num_workers=0"]
     arguments += ["model.module.name=test_resnet", "model.module.pretrained=false", "trainer.precision=fp32"]
-    config = composed(*arguments)
-    build.check(Experiment(config))
-    assert dry_run.try_out(Experiment(config)).warnings == []
+    try_out(*arguments)
     ended = run_here(*arguments, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", "hydra.run.dir=run", code=0)
     assert "class_weights=balanced: 0.6667, 2" in ended.err  # 8 / (2 * 6) and 8 / (2 * 2)
     run_here("export", "run", "model.safetensors", code=0)
@@ -143,9 +136,7 @@ def test_the_recipe_for_segmentation_trains_without_warnings(tmp_path: Path, run
     arguments = ["experiment=segmentation", f"data.path={draw_shapes(tmp_path / 'shapes', (6, 2))}"]
     arguments += ["data.classes=[background,disk,box]", "data.image_size=32", "data.eval_image_size=32"]
     arguments += ["data.batch_size=3", "data.num_workers=0", "trainer.precision=fp32"]
-    config = composed(*arguments)
-    build.check(Experiment(config))
-    assert dry_run.try_out(Experiment(config)).warnings == []
+    try_out(*arguments)
     ended = run_here(*arguments, "trainer.max_duration=1ep", "~callbacks.mlflow_logger", code=0)
     assert "MeanIoU" in ended.out and "PixelAccuracy" in ended.out
 

@@ -18,7 +18,7 @@ from kept_runs import SHORT, tree
 TRIES = 300
 FEW = 4  # tries in the first tier
 SECRET = b"qv7Xk2-what-nobody-may-send"
-TOGETHER = 20  # tries in one test
+TOGETHER = 30  # tries in a test, which trains two runs first
 LOGGED = (*SHORT, "trainer.max_duration=1ep", "callbacks=[mlflow_logger,checkpoint_saver]")
 COMMANDS = (
     ("resume", "run", "trainer.max_duration=3ep"),

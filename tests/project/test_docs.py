@@ -120,15 +120,7 @@ def shortened(arguments: list[str], length: str, records: bool) -> list[str]:
     return [*kept, f"trainer.max_duration={length}", *(() if records or chosen else quiet)]
 
 
-class Ended(NamedTuple):
-    """The exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-def run(command: str, run_here: Any, length: str, records: bool) -> Ended:
+def run(command: str, run_here: Any, length: str, records: bool) -> subprocess.CompletedProcess[str]:
     """Run a command line in the working directory: in this process if it starts no ranks or jobs."""
     words = shlex.split(command, comments=True)
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
@@ -139,15 +131,13 @@ def run(command: str, run_here: Any, length: str, records: bool) -> Ended:
         Path(".config/fish/conf.d").mkdir(parents=True, exist_ok=True)
         env = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         env["HOME"] = str(Path.cwd())
-        done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return subprocess.run(command, shell=True, env=env, capture_output=True, text=True)
     if "runner" in words:
         place = words.index("runner") + 1
         words[place:] = shortened(words[place:], length, records)
     if words[:3] == ["python", "-m", "runner"] and not any(part in command for part in PROCESSES):
-        return Ended(*run_here(*words[3:]))
-    done = run_python(words[1:], env=os.environ | variables)
-    return Ended(done.returncode, done.stdout, done.stderr)
+        return subprocess.CompletedProcess(words, *run_here(*words[3:]))
+    return run_python(words[1:], env=os.environ | variables)
 
 
 def alike(line: str) -> str:
@@ -178,8 +168,7 @@ def test_a_page_can_be_followed(name: str, new_folder: Path, run_here: Any):
         if any(part in step.text and find_spec(package) is None for part, package in EXTRAS.items()):
             continue
         if step.kind == "program":
-            done = run_python(["-c", re.sub(r'max_duration="\w+"', 'max_duration="6ba"', step.text)])
-            ended = Ended(done.returncode, done.stdout, done.stderr)
+            ended = run_python(["-c", re.sub(r'max_duration="\w+"', 'max_duration="6ba"', step.text)])
         else:
             ended = run(
                 step.text,
@@ -188,11 +177,11 @@ def test_a_page_can_be_followed(name: str, new_folder: Path, run_here: Any):
                 records="mlflow" in name or bool(step.shown),
             )
         refused = any(line.startswith("error: ") for line in step.shown)
-        differ = "runner compare" in step.text and ended.code == 1  # the page says that digests differ
-        assert differ or ended.code == (2 if refused else 0), f"{step.text}\n{ended.out}\n{ended.err}"
-        lines = {alike(line) for line in f"{ended.out}\n{ended.err}".splitlines()}
+        differ = "runner compare" in step.text and ended.returncode == 1  # the page says that digests differ
+        assert differ or ended.returncode == (2 if refused else 0), f"{step.text}\n{ended.stdout}\n{ended.stderr}"
+        lines = {alike(line) for line in f"{ended.stdout}\n{ended.stderr}".splitlines()}
         missing = [line for line in step.shown if line.strip() not in ("", "...") and alike(line) not in lines]
-        assert missing == [], f"{step.text}\n{ended.out}\n{ended.err}"
+        assert missing == [], f"{step.text}\n{ended.stdout}\n{ended.stderr}"
 
 
 @pytest.mark.parametrize("name", [page for page in FOLLOWED if page.startswith("docs/") and "/from_" not in page])

@@ -135,7 +135,7 @@ class Compile(Algorithm):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if any(module._compiled_call_impl is not call for module, call in self._compiled.items()):
-            raise ValueError("Compile compiles the model, in its own mode: leave out the compile of the Trainer")
+            raise ValueError("Compile already compiles the model, in its own mode: leave out the Trainer's compile")
 
     def _join(self, state: State) -> None:
         """Compile the loss with the model, and the steps of the optimizers."""

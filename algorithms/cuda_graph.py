@@ -68,7 +68,7 @@ class CUDAGraph(Algorithm):
         if isinstance(ddp, DistributedDataParallel) and (ddp.static_graph or ddp.find_unused_parameters):
             raise ValueError("CUDAGraph bypasses DDP's hooks: leave out static_graph and find_unused_parameters")
         if state.unwrapped_model._compiled_call_impl is not None:
-            raise ValueError("CUDAGraph cannot record a compiled model: leave out the compile of the Trainer")
+            raise ValueError("CUDAGraph cannot record a compiled model: leave out the Trainer's compile")
 
     def _run(self, step: Step, batch: Any, model: nn.Module) -> tuple[Any, Any]:
         if not torch.is_grad_enabled():

@@ -77,7 +77,7 @@ def apply(fault: Fault, tree: Path) -> None:
     path = tree / fault.file
     text = path.read_text()
     if text.count(fault.before) != 1:
-        raise SystemExit(f"{fault.name}: {fault.before!r} stands {text.count(fault.before)} times in {fault.file}")
+        raise SystemExit(f"{fault.name}: {fault.before!r} occurs {text.count(fault.before)} times in {fault.file}")
     path.write_text(text.replace(fault.before, fault.after))
 
 
@@ -126,7 +126,7 @@ def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
         where, (failed, seconds) = "next to it", run_tests(tree, "not slow", *near)
         if failed is None:
             where, (failed, seconds) = "next to it, slow", run_tests(tree, "slow", *near)
-        if failed is None:  # without the test that each fault fits the code, which would catch any
+        if failed is None:  # without test_mutations.py, which would catch any fault
             result = run_tests(tree, "not slow", "-n", "2", "--ignore=tests/project/test_mutations.py", "tests")
             where, (failed, seconds) = "first tier", result
     finally:

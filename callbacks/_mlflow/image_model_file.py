@@ -36,7 +36,7 @@ def preparation_of(state: State) -> pixels.Preparation | None:
         return None
     if isinstance(holder.preparation, pixels.Preparation) and not model.multi_label:
         return holder.preparation
-    reason = "an image has any number of classes" if model.multi_label else "it does not keep your data.eval_transforms"
+    reason = "an image may have several classes" if model.multi_label else "data.eval_transforms are not saved with it"
     log.info("MLflow: the logged model takes prepared tensors instead of image files, because %s", reason)
     return None
 

@@ -38,7 +38,7 @@ class ServedModel(PythonModel):
         """Return a table with a row for each row of a table of texts or images.
 
         Raises:
-            ValueError: the table has no rows, lacks a column, or a value is no text or image.
+            ValueError: the table has no rows, lacks a column, or a value is not a text or an image.
         """
         import torch
 
@@ -128,11 +128,11 @@ class _Images:
 
                 value = Image.fromarray(value)
             elif not isinstance(value, bytes):
-                raise TypeError(f"a {type(value).__name__}")
+                raise TypeError(f"it is a {type(value).__name__}")
             pixels = self.preparation(self.pixels.read_rgb(value))
         except (OSError, TypeError, ValueError) as error:
-            allowed = "the bytes of an image file, as such or in base64, a pathlib.Path, or a uint8 array (H, W, C)"
-            raise ValueError(f"row {row} is no image: {error}; give {allowed}") from error
+            allowed = "the bytes of an image file, raw or in base64, a pathlib.Path, or a uint8 array (H, W, C)"
+            raise ValueError(f"row {row} is not an image: {error}; give {allowed}") from error
         if pixels.shape != self.shape:
             sizes = f"{tuple(pixels.shape[1:])}, but the model takes {self.shape[1:]}"
             raise ValueError(f"row {row} has the height and width {sizes}")

@@ -98,7 +98,8 @@ def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
     yield from _differences([affecting(record.environment) for record in records])
     patches = [record.patch for record in records]
     if any(patch != patches[0] for patch in patches):
-        yield PATCH, [f"{len(patch.splitlines()):,} lines" if patch else "none" for patch in patches]
+        counts = [len(patch.splitlines()) for patch in patches]
+        yield PATCH, [f"{count:,} line{'s' * (count > 1)}" if count else "none" for count in counts]
     codes = [record.code for record in records]
     if any(modules != codes[0] for modules in codes):
         yield f"{CODE}/", [f"{len(code)} file{'s' * (len(code) > 1)}" if code else "none" for code in codes]

@@ -63,7 +63,9 @@ class Difference:
 
     def __str__(self) -> str:
         if self.batch is not None:
-            known = f"equal bit for bit up to batch {self.agreed}" if self.agreed else "the first that both have"
+            known = "the first batch with digests in both"
+            if self.agreed:
+                known = f"equal bit for bit up to batch {self.agreed}"
             gap = ", with no digests in between" if 0 < self.agreed < self.batch - 1 else ""
             return f"at batch {self.batch}, in {', '.join(map(self._named, self.parts))}; {known}{gap}"
         more = [f"{name} is {a} and {b}" for name, (a, b) in self.metrics.items()]

@@ -17,14 +17,14 @@ from runner.models import GPT, ResNet8
 from runner.optim import Muon
 from runner.optim.schedulers import cosine_annealing
 
-# Warnings of torch itself while it compiles.
+# torch itself gives these warnings while it compiles.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
 
-def test_blocks_are_found_inside_their_wrappers(make_trainer, resnet):
+def test_repeated_blocks_are_found_inside_their_wrappers(make_trainer, resnet):
     with make_trainer(StochasticDepth("BasicBlock"), build=resnet) as trainer:
         names = [*find_repeated(trainer.state.unwrapped_model)]
         assert names == [f"module.blocks.{index}.block" for index in range(3)]
@@ -49,7 +49,7 @@ def net() -> ClassificationModel:
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run graphs as traced, because compiling them takes seconds."""
+    """Run traced graphs without compiling them, because compiling takes seconds."""
     from torch._inductor import compile_fx
 
     torch._dynamo.reset()
@@ -75,7 +75,7 @@ def test_equal_blocks_share_one_graph_and_train_the_same(train, count_graphs):
 
 
 def wide() -> ClassificationModel:
-    """Return a model with blocks of several widths, which share one limit of recompilations."""
+    """Return a model whose blocks have different widths but share one recompilation limit."""
     return ClassificationModel(ResNet8(in_channels=2, num_classes=3, width=4), 3).double()
 
 
@@ -117,7 +117,7 @@ def test_nothing_is_compiled_after_the_first_epoch_and_evaluation(
     ) as trainer:
         trainer.fit()
     assert count.graphs[0] > 0 and {*count.graphs} == {count.graphs[0]}
-    # Torch skips the frame that disables gradients around the step of an optimizer.
+    # With scope='step', torch does not compile the frame that disables gradients around the optimizer's step.
     assert counters["frames"]["total"] - counters["frames"]["ok"] == (scope == "step")
 
 
@@ -133,7 +133,7 @@ OPTIMIZERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon_fused", "fused", "muon"])
 def test_a_compiled_step_trains_the_same_with_a_warmup_from_zero(make_trainer, uncompiled, language, name: str):
-    class Seen(Callback):
+    class History(Callback):
         def __init__(self) -> None:
             self.losses: list[Tensor] = []
             self.rates: list[float] = []
@@ -142,26 +142,27 @@ def test_a_compiled_step_trains_the_same_with_a_warmup_from_zero(make_trainer, u
             self.losses.append(state.total_loss)
             self.rates.append(state.optimizers[0].param_groups[0]["lr"])
 
-    def run(*algorithms: Algorithm) -> Seen:
-        seen, schedule = Seen(), cosine_annealing(t_warmup="3ba")
+    def run(*algorithms: Algorithm) -> History:
+        history, schedule = History(), cosine_annealing(t_warmup="3ba")
         options = {**language, "optimizers": OPTIMIZERS[name], "schedulers": schedule, "max_duration": "2ep"}
-        with make_trainer(*algorithms, callbacks=[seen], **options) as trainer:
+        with make_trainer(*algorithms, callbacks=[history], **options) as trainer:
             trainer.fit()
-        return seen
+        return history
 
     compiled, plain = run(Compile(scope="step")), run()
-    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # rates are tensors only within the step
-    torch.testing.assert_close(compiled.losses, plain.losses, rtol=1e-5, atol=0)  # Adam divides in another order
+    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # rates are tensors only during the step
+    torch.testing.assert_close(compiled.losses, plain.losses, rtol=1e-5, atol=0)  # Adam divides in a different order
 
 
-def test_a_compiled_optimizer_is_not_recompiled_for_new_rates(uncompiled, count_graphs):
+def test_a_compiled_optimizer_is_not_recompiled_for_new_learning_rates(uncompiled, count_graphs):
     def step(compiles: bool) -> Tensor:
         weight = nn.Parameter(torch.ones(4))
         optimizer = torch.optim.AdamW([weight], foreach=True)
         if compiles:
             compile_optimizer(optimizer, "default")
         for rate in (0.0, 0.1, 0.05, 0.2):
-            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # with a rate of 0 as a tensor, Adam would divide 0 by 0
+            # Zeros, because Adam would divide 0 by 0 for them if the rate were a tensor with the value 0.
+            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
         return weight.detach()
@@ -170,7 +171,7 @@ def test_a_compiled_optimizer_is_not_recompiled_for_new_rates(uncompiled, count_
     assert count_graphs() == 1
 
 
-def test_the_matrix_update_is_compiled_beside_a_fused_fallback(uncompiled, count_graphs):
+def test_the_matrix_update_of_muon_is_compiled_if_its_fallback_is_fused(uncompiled, count_graphs):
     model = nn.Linear(4, 4)
     optimizer = Muon(model, lr=0.02, fused=True)
     compile_optimizer(optimizer, "default")
@@ -184,7 +185,7 @@ def test_a_compiled_step_resumes_bit_for_bit(check_resume, uncompiled):
     check_resume(lambda: [Compile(scope="step")], build=net, optimizers=OPTIMIZERS["adamw"])
 
 
-def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_trainer, uncompiled, recwarn):
+def test_torch_schedulers_do_not_miss_the_steps_of_a_compiled_optimizer(make_trainer, uncompiled, recwarn):
     halving = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     options = {"schedulers": halving, "step_schedulers_every_batch": True, "max_duration": "2ba"}
     with make_trainer(Compile(scope="step"), build=net, **options) as trainer:
@@ -194,7 +195,7 @@ def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_traine
     assert not [warning for warning in recwarn if "`optimizer.step()`" in str(warning.message)]
 
 
-def test_models_that_cannot_be_compiled_with_their_loss_are_refused(make_trainer):
+def test_runs_whose_model_and_loss_cannot_be_compiled_together_are_refused(make_trainer):
     with pytest.raises(ValueError, match="scope='step': LabelSmoothing acts between the forward pass and the loss"):
         make_trainer(Compile(scope="step"), LabelSmoothing(), build=net)
 
@@ -226,7 +227,7 @@ def test_scope_model_compiles_the_whole_model(train, count_graphs):
     ],
     ids=["stochastic_depth", "activation_checkpointing"],
 )
-def test_compile_composes_with_other_changes_of_blocks(make_trainer, count_graphs, make_other: Callable[[], Algorithm]):
+def test_compile_composes_with_other_changes_to_blocks(make_trainer, count_graphs, make_other: Callable[[], Algorithm]):
     def run(*algorithms: Algorithm) -> dict[str, Tensor]:
         with make_trainer(*algorithms, build=net, max_duration="3ba", eval_dataloader=None) as trainer:
             trainer.fit()
@@ -234,7 +235,7 @@ def test_compile_composes_with_other_changes_of_blocks(make_trainer, count_graph
 
     compiled = run(Compile(), make_other())
     assert count_graphs() >= 1
-    torch.testing.assert_close(compiled, run(make_other()))  # running statistics too
+    torch.testing.assert_close(compiled, run(make_other()))  # includes running statistics
 
 
 def test_weights_keep_their_names(make_trainer, resnet):
@@ -247,14 +248,14 @@ def test_a_model_without_repeated_blocks_is_refused(make_trainer, caplog: pytest
         make_trainer(Compile())
     with caplog.at_level("INFO", "runner"):
         make_trainer(Compile(scope="model")).close()
-    assert "Compile changed" not in caplog.text  # there is no part to name
+    assert "Compile changed" not in caplog.text  # there are no blocks to name
 
 
 @pytest.mark.parametrize("scope", ["block", "model", "step"])
 def test_a_second_compilation_by_the_trainer_is_refused(make_trainer, scope: str):
     with (
         make_trainer(Compile("max-autotune", scope), build=net, compile=True) as trainer,
-        pytest.raises(ValueError, match="Compile compiles the model, in its own mode: leave out"),
+        pytest.raises(ValueError, match="Compile already compiles the model, in its own mode: leave out"),
     ):
         trainer.fit()
 

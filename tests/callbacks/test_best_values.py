@@ -31,7 +31,7 @@ def test_the_best_value_is_the_lowest_loss_and_the_highest_accuracy(tmp_path):
     assert best.values == {"loss/eval/total": 0.4, "metrics/eval/MulticlassAccuracy": 0.7}
 
 
-def test_a_best_value_survives_a_checkpoint(tmp_path):
+def test_best_values_are_restored_from_a_checkpoint(tmp_path):
     before, after = BestValues(), BestValues()
     with make_trainer(tmp_path) as trainer:
         assert before.add("loss/eval/total", 0.5, trainer.state)
@@ -48,7 +48,7 @@ def test_only_metrics_of_evaluations_have_best_values(tmp_path):
             assert not best.add(key, 1.0, trainer.state), key
 
 
-def test_metrics_of_other_callbacks_are_in_the_summary_under_distinct_names(tmp_path, capsys):
+def test_the_summary_shows_metrics_logged_by_callbacks_under_distinct_names(tmp_path, capsys):
     class LogMetrics(Callback):
         def batch_end(self, state, logger):
             logger.log_metrics({"loss/mine": 0.125, "loss/train/ce": 0.25, "metrics/train/ce": 0.5})

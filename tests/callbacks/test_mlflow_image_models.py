@@ -1,4 +1,4 @@
-"""Image classifiers logged to MLflow predict the same for a table of images as `runner predict` for the files."""
+"""Image classifiers logged to MLflow predict the same for a table of images as `runner predict` for image files."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def draw(folder: Path) -> Path:
         pixels = generator.integers(0, 80, (20 + number, 50 - number, 3))
         pixels[..., channel] += 150
         image = Image.fromarray(pixels.astype(numpy.uint8))
-        place = folder / "pictures" / ("val" if number > 20 else "train") / NAMES[2 - channel]
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = folder / "pictures" / ("val" if number > 20 else "train") / NAMES[2 - channel]
+        class_folder.mkdir(parents=True, exist_ok=True)
         exif = Image.Exif()
-        exif[0x0112] = number % 8 + 1
+        exif[0x0112] = number % 8 + 1  # orientation; 1 is upright
         mode = ("RGB", "RGBA", "L", "P")[number % 4]
         suffix = "jpg" if mode == "RGB" else "png"
-        image.convert(mode).save(place / f"{number:02}.{suffix}", exif=exif)
+        image.convert(mode).save(class_folder / f"{number:02}.{suffix}", exif=exif)
     return folder / "pictures" / "val"
 
 
@@ -80,7 +80,7 @@ def classifier(run_here: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_paths_bytes_base64_and_arrays_have_the_predictions_of_runner_predict(classifier: Path, run_here: Any):
+def test_paths_bytes_base64_and_arrays_are_predicted_as_by_runner_predict(classifier: Path, run_here: Any):
     run_here("predict", "run", "--data=pictures/val", "hydra.run.dir=new", code=0)
     rows = read_predictions(classifier / "new")
     files = [classifier / "pictures" / "val" / row["id"] for row in rows]
@@ -90,6 +90,7 @@ def test_paths_bytes_base64_and_arrays_have_the_predictions_of_runner_predict(cl
     check(model.predict(pandas.DataFrame({"image": contents * 8})), rows * 8)
     texts = [base64.b64encode(content).decode() for content in contents]
     check(model.predict(pandas.DataFrame({"image": texts})), rows)
+    # An array has no EXIF data, so only images that need no rotation can be compared.
     upright = [number for number, file in enumerate(files) if file.suffix == ".jpg" and int(file.stem) % 8 == 0]
     arrays = [numpy.asarray(Image.open(files[number])) for number in upright]
     check(model.predict(pandas.DataFrame({"image": arrays})), [rows[number] for number in upright])
@@ -99,20 +100,20 @@ def test_paths_bytes_base64_and_arrays_have_the_predictions_of_runner_predict(cl
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("/etc/passwd", "row 1 is no image: Incorrect padding; give the bytes of an image file"),
-        (b"no image", "row 1 is no image: its format is not one of JPEG, PNG"),
-        (Path("gone.png"), "row 1 is no image: .*No such file"),
-        (None, "row 1 is no image: a NoneType; give the bytes of an image file, as such or in base64, a pathlib.Path"),
-        (numpy.zeros((4, 4), numpy.float32), "row 1 is no image: its values are floats of 32 bits"),
+        ("/etc/passwd", "row 1 is not an image: Incorrect padding; give the bytes of an image file"),
+        (b"no image", "row 1 is not an image: its format is not one of JPEG, PNG"),
+        (Path("gone.png"), "row 1 is not an image: .*No such file"),
+        (None, "row 1 is not an image: it is a NoneType; give the bytes of an image file, raw or in base64, a pathlib"),
+        (numpy.zeros((4, 4), numpy.float32), "row 1 is not an image: its values are 32-bit floats"),
     ],
 )
-def test_a_value_that_is_not_an_image_is_an_error_with_its_row(served: Any, value: Any, message: str):
+def test_the_error_for_a_value_that_is_not_an_image_names_its_row(served: Any, value: Any, message: str):
     good = numpy.zeros((20, 20, 3), numpy.uint8)
     with pytest.raises(ValueError, match=message):
         served.predict(None, pandas.DataFrame({"image": [good, value]}))
 
 
-def test_a_table_without_images_is_rejected(served: Any):
+def test_a_table_without_images_is_refused(served: Any):
     with pytest.raises(ValueError, match="the table has no rows: give at least one, with the image in 'image'"):
         served.predict(None, pandas.DataFrame({"image": []}))
     with pytest.raises(ValueError, match="takes a DataFrame with the image in 'image'"):
@@ -211,12 +212,12 @@ def test_served_networks_of_timm_and_torchvision_have_the_probabilities_of_the_r
     torch.testing.assert_close(torch.tensor([[*row.values()] for row in predictions["probabilities"]]), expected)
 
 
-def test_a_model_with_own_transforms_takes_tensors_and_logs_the_reason(
+def test_a_model_with_custom_transforms_takes_tensors_and_logs_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     draw(tmp_path)
-    own = [lambda image: image.resize((16, 16))]
-    train, evaluation = load_imagefolder(str(tmp_path / "pictures"), None, 12, 16, 8, 8, 0, eval_transforms=own)
+    transforms = [lambda image: image.resize((16, 16))]
+    train, evaluation = load_imagefolder(str(tmp_path / "pictures"), None, 12, 16, 8, 8, 0, eval_transforms=transforms)
     model = ClassificationModel(make_network(), num_classes=3)
     options: dict[str, Any] = {"train_dataloader": train, "eval_dataloader": evaluation, "device": "cpu"}
     with caplog.at_level(logging.INFO, "runner"), Trainer(model=model, run_dir=tmp_path / "run", **options) as trainer:
@@ -224,8 +225,8 @@ def test_a_model_with_own_transforms_takes_tensors_and_logs_the_reason(
     assert entry is not None and entry["inputs"]["shape"] == [-1, 3, 12, 12] and "columns" not in entry
     messages = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
     assert messages == [
-        "MLflow: the logged model takes prepared tensors instead of image files, because it does not keep your "
-        "data.eval_transforms"
+        "MLflow: the logged model takes prepared tensors instead of image files, because "
+        "data.eval_transforms are not saved with it"
     ]
 
 
@@ -248,8 +249,8 @@ def test_a_server_and_a_process_without_the_runner_give_the_same_predictions(cla
     files = sorted((classifier / "pictures" / "val").glob("*/*"))
     expected = load(classifier).predict(pandas.DataFrame({"image": files})).to_dict("records")
     arguments = ["-c", LOAD, str(model_folder(classifier)), *map(str, files)]
-    done = run_python(arguments, cwd=classifier, check=True)
-    assert str([row["label"] for row in expected]) in done.stdout and "'image': binary" in done.stdout
+    finished = run_python(arguments, cwd=classifier, check=True)
+    assert str([row["label"] for row in expected]) in finished.stdout and "'image': binary" in finished.stdout
     with serving(classifier) as ask:
         texts = [base64.b64encode(file.read_bytes()).decode() for file in files]
         status, answer = ask({"dataframe_split": {"columns": ["image"], "data": [[text] for text in texts]}})

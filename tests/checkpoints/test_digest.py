@@ -1,4 +1,4 @@
-"""Digests of values and of the state of training, their files, and the first difference between two runs."""
+"""Digests of values and of a training state, files of digests, and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_different_values_have_different_digests():
 
 
 @pytest.mark.parametrize("value", DIFFERENT, ids=repr)
-def test_digests_ignore_the_kind_of_sequence_and_the_order_of_keys(value: Any):
+def test_digests_ignore_the_type_of_a_sequence_and_the_order_of_keys(value: Any):
     assert digest(value) == digest(value)
     assert digest([value]) == digest((value,))
     assert digest({"a": 1, "b": [value], 3: None}) == digest(OrderedDict({3: None, "b": (value,), "a": 1}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
-def test_the_digest_of_a_tensor_depends_on_shape_dtype_and_values_alone(dtype: torch.dtype):
+def test_the_digest_of_a_tensor_depends_only_on_shape_dtype_and_values(dtype: torch.dtype):
     tensor = torch.arange(12).reshape(3, 4).to(dtype)
     transposed = tensor.t().contiguous().t()
     assert not transposed.is_contiguous()
@@ -86,7 +86,7 @@ def test_copying_tensors_to_the_host_together_does_not_change_their_digest(monke
     together = digest(value)
     monkeypatch.setattr(hashing, "MOST", 500)
     assert digest(value) == together
-    monkeypatch.setattr(hashing, "SMALL", 0)  # each tensor is copied by itself
+    monkeypatch.setattr(hashing, "SMALL", 0)  # copies each tensor on its own
     assert digest(value) == together
 
 
@@ -137,7 +137,7 @@ CHANGES: dict[str, tuple[str, Callable[[State], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_of_the_state_changes_the_digest_of_its_part_alone(name: str):
+def test_changing_a_part_of_the_state_changes_only_the_digest_of_that_part(name: str):
     part, change = CHANGES[name]
     with torch.random.fork_rng(), make_trainer() as trainer:
         trainer.fit()
@@ -160,7 +160,7 @@ def test_the_digest_of_the_optimizer_includes_the_loss_scale():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", ["randomness", "weights"])
-def test_digests_include_weights_and_random_numbers_of_a_gpu(part: str):
+def test_digests_include_weights_and_the_random_state_of_a_gpu(part: str):
     with torch.random.fork_rng(), make_trainer(device="cuda") as trainer:
         trainer.fit()
         before = digest_state(trainer.state)
@@ -174,7 +174,7 @@ def test_digests_include_weights_and_random_numbers_of_a_gpu(part: str):
 
 
 def write(path: Path, lines: dict[int, dict[str, str]], rest: str = "") -> Path:
-    """Write a file with a line for each batch, followed by `rest`, such as an unfinished line."""
+    """Write a file of digests, one line per batch, followed by `rest`, such as an unfinished line."""
     path.write_text("".join(json.dumps({"epoch": 0, "batch": batch, **parts}) + "\n" for batch, parts in lines.items()))
     with path.open("a") as file:
         file.write(rest)
@@ -196,14 +196,15 @@ def test_the_first_difference_names_batch_and_parts(tmp_path: Path):
 
 
 def test_only_batches_in_both_files_are_compared(tmp_path: Path):
-    thirds = write(tmp_path / "a", {batch: {"weights": str(batch)} for batch in (3, 6, 9)}, rest='{"epoch":0,"b')
-    halves = write(tmp_path / "b", {batch: {"weights": str(batch)} for batch in (2, 4, 6, 8)})
-    assert first_difference(thirds, halves) == first_difference(halves, thirds) == (6, None, ())
+    every_third = write(tmp_path / "a", {batch: {"weights": str(batch)} for batch in (3, 6, 9)}, rest='{"epoch":0,"b')
+    every_second = write(tmp_path / "b", {batch: {"weights": str(batch)} for batch in (2, 4, 6, 8)})
+    assert first_difference(every_third, every_second) == (6, None, ())
+    assert first_difference(every_second, every_third) == (6, None, ())
     with pytest.raises(ValueError, match="no batch in common"):
-        first_difference(thirds, write(tmp_path / "c", {2: {}, 4: {}}))
+        first_difference(every_third, write(tmp_path / "c", {2: {}, 4: {}}))
 
 
-def test_the_folder_of_a_run_can_be_compared(tmp_path: Path):
+def test_first_difference_accepts_the_folder_of_a_run(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="state_digest"):
         first_difference(tmp_path, tmp_path)
     write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
@@ -223,7 +224,7 @@ def test_truncation_removes_later_batches_and_an_unfinished_line(tmp_path: Path)
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
-def test_files_are_compared_without_importing_torch(tmp_path: Path):
+def test_files_of_digests_are_compared_without_importing_torch(tmp_path: Path):
     write(tmp_path / "digests.jsonl", {1: {"weights": "w"}})
     program = "import sys, runner; print(runner.first_difference('.', '.'), 'torch' in sys.modules)"
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""Sharded models equal replicas bit for bit, share their checkpoints, and refuse what they do not support."""
+"""Sharded models train bit for bit like replicas, share checkpoints with them, and refuse what cannot be sharded."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_parameter_that_cannot_be_sharded_is_named():
         check_parameters(model)
 
 
-def test_fsdp_in_one_process_trains_the_same_and_logs_that_it_does_nothing(
+def test_fsdp_in_one_process_trains_the_same_and_logs_that_it_has_no_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO, "runner")
@@ -92,7 +92,7 @@ def test_fsdp_in_one_process_trains_the_same_and_logs_that_it_does_nothing(
 # Units
 
 
-def test_a_module_that_wraps_a_block_belongs_to_its_unit(tmp_path: Path):
+def test_a_unit_includes_the_module_that_wraps_its_block(tmp_path: Path):
     assert [*find_units(gpt(n_layers=3))] == ["module.blocks.0", "module.blocks.1", "module.blocks.2"]
     model = gpt(n_layers=2)
     with Trainer(model=model, algorithms=[StochasticDepth("TransformerBlock")], device="cpu", run_dir=tmp_path):
@@ -111,9 +111,9 @@ def test_a_block_that_shares_a_weight_with_another_module_is_not_a_unit():
 
 
 def equal_replicas() -> None:
-    """Train the cases in sys.argv with replicas and shards, and resume each checkpoint in either layout. All ranks.
+    """Train the cases in sys.argv as replicas and as shards, and resume each checkpoint in both layouts. All ranks.
 
-    All results must be bit-identical, except for cases that round differently.
+    All results must be bit-identical, except in cases where shards round differently.
     """
     with on_ranks():
         for name in sys.argv[1:]:
@@ -121,8 +121,8 @@ def equal_replicas() -> None:
             plain = train(case, folder, save=folder / "ddp")
             sharded = train(case, folder, save=folder / "fsdp", parallel="fsdp")
             assert difference(plain, sharded) == 0 or (name in ROUNDED and difference(plain, sharded) < 1e-6), name
-            again = train(case, folder, parallel="fsdp", resume_path=folder / "fsdp")
-            assert difference(sharded, again) == 0, f"{name}: resumed"
+            resumed = train(case, folder, parallel="fsdp", resume_path=folder / "fsdp")
+            assert difference(sharded, resumed) == 0, f"{name}: resumed"
             if name not in ROUNDED:
                 saved = [
                     [torch.load(folder / parallel / file, weights_only=True) for file in ("model.pt", "state.pt")]
@@ -134,8 +134,8 @@ def equal_replicas() -> None:
                 sizes = [(folder / parallel / "model.pt").stat().st_size for parallel in ("ddp", "fsdp")]
                 assert sizes[0] == sizes[1], f"{name}: padding must not be saved"
                 assert difference(plain, train(case, folder, resume_path=folder / "fsdp")) == 0, f"{name}: to ddp"
-                crossed = train(case, folder, parallel="fsdp", resume_path=folder / "ddp")
-                assert difference(plain, crossed) == 0, f"{name}: from ddp"
+                resharded = train(case, folder, parallel="fsdp", resume_path=folder / "ddp")
+                assert difference(plain, resharded) == 0, f"{name}: from ddp"
 
 
 FIRST_TIER = ("text: adamw", "text: muon", "text: ema")
@@ -153,7 +153,7 @@ def test_each_algorithm_and_optimizer_equals_replicas(run_ranks, start: int):
 
 
 def check_parts() -> None:
-    """Check the tensors that each rank holds, and save their sizes. All ranks."""
+    """Check the shards that each rank holds, and save their sizes. All ranks."""
     with on_ranks():
         with make_sharded() as trainer:
             trainer.fit()
@@ -186,7 +186,7 @@ def check_parts() -> None:
         exact = torch.load("here/model.pt", weights_only=True)
         assert all(weight.dtype == torch.float32 for weight in rounded.values())
         assert 1e-5 < difference(rounded, {name: exact[name] for name in rounded}) < 0.1
-        with make_sharded(resume_path="here") as trainer:  # a shard must not be a view that keeps the whole in memory
+        with make_sharded(resume_path="here") as trainer:  # a shard that is a view keeps the whole tensor in memory
             for optimizer in trainer.state.optimizers:
                 for entry in optimizer.state.values():
                     part = local(entry["exp_avg"])
@@ -194,7 +194,7 @@ def check_parts() -> None:
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters of a sharded model, whole on each rank. All ranks."""
+    """Gather the whole parameters of a sharded model on each rank. All ranks."""
     return {name: whole(parameter) for name, parameter in model.named_parameters()}
 
 
@@ -204,7 +204,7 @@ def make_sharded(**arguments: Any) -> Trainer:
 
 
 def refuse_on_ranks() -> None:
-    """Check which algorithms and optimizers are refused if the model is sharded. All ranks."""
+    """Check that algorithms and optimizers that do not support sharded models are refused. All ranks."""
     with on_ranks():
         for key, message in REFUSED.items():
             task = "images" if key == "channels_last" else "text"
@@ -217,7 +217,7 @@ def refuse_on_ranks() -> None:
 
 
 def overflow_on_one_shard() -> None:
-    """Overflow on one shard with the scaler of amp_fp16, and with NaNGuard. All ranks."""
+    """Check that all ranks skip the step if one shard overflows, in amp_fp16 and with NaNGuard. All ranks."""
     with on_ranks():
         for keys, precision in (((), "amp_fp16"), (("nan_guard",), "fp32")):
             overflow = Overflow()
@@ -225,11 +225,11 @@ def overflow_on_one_shard() -> None:
             with make_trainer("text", *keys, overflow, folder=Path("run"), **arguments) as trainer:
                 trainer.fit()
             assert overflow.stays == [False, True, False, False], precision
-            halved = 0.5 if precision == "amp_fp16" else 1
-            assert [scale / overflow.scales[0] for scale in overflow.scales] == [1, halved, halved, halved]
+            backoff = 0.5 if precision == "amp_fp16" else 1
+            assert [scale / overflow.scales[0] for scale in overflow.scales] == [1, backoff, backoff, backoff]
 
 
-def test_each_rank_holds_a_part_of_the_predicted_size(run_ranks, tmp_path: Path):
+def test_each_rank_holds_a_shard_of_the_predicted_size(run_ranks, tmp_path: Path):
     run_ranks(program_of("distributed/test_sharding", "check_parts"))
     held = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     with make_sharded() as trainer:
@@ -250,14 +250,14 @@ def test_an_overflow_on_one_shard_skips_the_step_on_all_ranks(run_ranks):
 
 
 def uneven_microbatches() -> None:
-    """Train batches of which one rank has four samples, in two microbatches, and the other three, in one. All ranks."""
+    """Train a batch of four samples on one rank (two microbatches) and three on the other (one). All ranks."""
     with on_ranks():
         case = Case(arguments={"microbatch_size": 3})
         plain, sharded = (train(case, Path(parallel), parallel=parallel) for parallel in ("ddp", "fsdp"))
         assert difference(plain, sharded) < 1e-6
 
 
-def test_ranks_with_different_numbers_of_microbatches_do_not_wait_forever(run_ranks):
+def test_ranks_with_different_numbers_of_microbatches_do_not_deadlock(run_ranks):
     run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"), timeout=60)
 
 
@@ -286,7 +286,7 @@ def train_with_callbacks() -> None:
             assert plain.keys() == sharded.keys()
             norms = [key for key in plain if key.startswith("l2_norm")]
             assert len(norms) > 50
-            for key in norms:  # square roots of sums over shards, which are rounded differently
+            for key in norms:  # a sum over shards rounds differently
                 assert sharded[key] == pytest.approx(plain[key], rel=1e-5), key
             assert sharded["texts"] == plain["texts"]
 
@@ -295,15 +295,15 @@ def test_callbacks_see_whole_tensors(run_ranks, tmp_path: Path):
     run_ranks(program_of("distributed/test_sharding", "train_with_callbacks"))
     plain, sharded = (read_digests(tmp_path / parallel) for parallel in ("ddp", "fsdp"))
     assert len(plain) == 4
-    for expected, actual in zip(plain, sharded, strict=True):  # the values include norms, which round differently
+    for expected, actual in zip(plain, sharded, strict=True):  # norms among the values round differently
         assert actual.pop("values") == pytest.approx(expected.pop("values"), rel=1e-5)
     assert plain == sharded
     assert (tmp_path / "ddp/model.safetensors").read_bytes() == (tmp_path / "fsdp/model.safetensors").read_bytes()
 
 
 def test_check_predicts_the_memory_of_a_rank(run_here):
-    plain = ("check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
-    whole, half = (run_here(*plain, *more, code=0).out for more in ((), ("trainer.parallel=fsdp",)))
+    command = ("check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
+    whole, half = (run_here(*command, *layout, code=0).out for layout in ((), ("trainer.parallel=fsdp",)))
     matches = [re.search(r"weights ([\d.]+) kB, gradients ([\d.]+) kB", text) for text in (whole, half)]
     weights, gradients = zip(*(map(float, match.groups()) for match in matches if match), strict=True)
     assert weights == pytest.approx((2 * weights[1], weights[1]), rel=0.02)
@@ -314,7 +314,7 @@ def test_check_predicts_the_memory_of_a_rank(run_here):
 
 
 def train_hybrid() -> None:
-    """Train two sharded copies on four ranks, resume from other layouts, and change the weights of one. All ranks."""
+    """Train two sharded copies on four ranks, resume in other layouts, and detect a copy that drifts. All ranks."""
     from runner.callbacks import ReplicaMonitor
 
     class Drift(Algorithm):
@@ -328,16 +328,16 @@ def train_hybrid() -> None:
     with on_ranks():
         case = CASES["text: sgd"]
         plain = train(case, Path("run"), save=Path("plain"))
-        shared = train(case, Path("run"), save=Path("shared"), parallel="fsdp", shard_size=2)
-        assert difference(plain, shared) < 1e-6
-        again = train(case, Path("run"), parallel="fsdp", shard_size=2, resume_path="shared")
-        assert difference(shared, again) == 0
+        hybrid = train(case, Path("run"), save=Path("hybrid"), parallel="fsdp", shard_size=2)
+        assert difference(plain, hybrid) < 1e-6
+        resumed = train(case, Path("run"), parallel="fsdp", shard_size=2, resume_path="hybrid")
+        assert difference(hybrid, resumed) == 0
         options: Any = {"parallel": "fsdp", "shard_size": 2}
         train(case, Path("run"), save=Path("shards"), sharded=True, **options)
         if get_global_rank() == 0:  # only one of the two copies is written
             assert len([*Path("shards").glob("*.safetensors")]) == 2
-        assert difference(shared, train(case, Path("run"), resume_path="shards", **options)) == 0
-        assert difference(plain, train(case, Path("run"), parallel="fsdp", resume_path="shared")) < 1e-6
+        assert difference(hybrid, train(case, Path("run"), resume_path="shards", **options)) == 0
+        assert difference(plain, train(case, Path("run"), parallel="fsdp", resume_path="hybrid")) < 1e-6
         options["callbacks"] = [ReplicaMonitor("1ba")]
         with make_trainer("text", folder=Path("run"), **options) as trainer:
             assert count_copies(trainer.state.unwrapped_model) == 2
@@ -349,7 +349,7 @@ def train_hybrid() -> None:
 
 
 def load_in_each_layout() -> None:
-    """Load a checkpoint in each layout; save it again, and save the whole weights of each rank in a file. All ranks."""
+    """Resume the checkpoint sys.argv[1] in each layout, save it again, and save the weights on each rank. All ranks."""
     with on_ranks():
         for parallel in ("ddp", "fsdp"):
             with make_sharded(parallel=parallel, resume_path=sys.argv[1]) as trainer:
@@ -361,7 +361,7 @@ def load_in_each_layout() -> None:
 
 
 def save_in_the_middle() -> None:
-    """Save a sharded model in the middle of the second epoch, gathered and in shards. All ranks."""
+    """Save a sharded model in the middle of the second epoch, once gathered and once in shards. All ranks."""
     with on_ranks():
         train(CASES["text: adamw"], Path("run"), save=Path("gathered"), parallel="fsdp")
         train(CASES["text: adamw"], Path("run"), save=Path("sharded"), sharded=True, parallel="fsdp")
@@ -374,18 +374,18 @@ def test_two_sharded_copies_on_four_ranks_train_and_resume_like_replicas(run_ran
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("saved", "again"), [("gathered", "gathered"), ("sharded", "sharded"), ("sharded", "gathered")]
+    ("saved", "resaved"), [("gathered", "gathered"), ("sharded", "sharded"), ("sharded", "gathered")]
 )
-def test_a_checkpoint_is_loaded_equally_on_any_number_of_ranks(run_ranks, tmp_path: Path, saved: str, again: str):
+def test_a_checkpoint_loads_the_same_on_any_number_of_ranks(run_ranks, tmp_path: Path, saved: str, resaved: str):
     run_ranks(program_of("distributed/test_sharding", "save_in_the_middle"), 2)
     first = {file: read_file(tmp_path / saved, file) for file in ("model.pt", "state.pt")}
     for ranks in (1, 2, 3, 4):
-        run_ranks(program_of("distributed/test_sharding", "load_in_each_layout"), ranks, saved, again)
+        run_ranks(program_of("distributed/test_sharding", "load_in_each_layout"), ranks, saved, resaved)
         for parallel in ("ddp", "fsdp"):
             name = f"{parallel}-{ranks}"
             assert verify(tmp_path / name) is None
-            is_sharded = any((tmp_path / name).glob("*.safetensors"))
-            assert is_sharded == (again == "sharded" and parallel == "fsdp" and ranks > 1)
+            has_shards = any((tmp_path / name).glob("*.safetensors"))
+            assert has_shards == (resaved == "sharded" and parallel == "fsdp" and ranks > 1)
             second = {file: read_file(tmp_path / name, file) for file in first}
             assert digest(second["model.pt"]) == digest(first["model.pt"]), name
             for part in ("optimizers", "schedulers", "timestamp", "order"):
@@ -432,6 +432,6 @@ def test_every_verb_accepts_a_sharded_run(run_app, tmp_path: Path):
     run_app(*prove, *tiny, "trainer.parallel=fsdp", shards, "~callbacks.state_digest")
 
 
-def test_check_refuses_shards_that_do_not_divide_the_ranks(run_here):
+def test_check_refuses_a_shard_size_that_does_not_divide_the_ranks(run_here):
     finished = run_here("check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4", code=2)
     assert "trainer.shard_size=3: must divide the 4 ranks" in finished.err

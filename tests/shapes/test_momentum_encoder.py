@@ -1,4 +1,4 @@
-"""A momentum encoder with a queue of keys (MoCo, arXiv:1911.05722), compared with a hand-written loop, and resumed."""
+"""A momentum encoder with a queue of keys (MoCo, arXiv:1911.05722) trains like a hand-written loop, and resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_parts() -> tuple[nn.Module, nn.Module, Tensor]:
     return encoder, deepcopy(encoder).requires_grad_(False), normalize(torch.randn(QUEUE_LENGTH, WIDTH), dim=1)
 
 
-def contrast(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+def contrastive_loss(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
     positive = (queries * keys).sum(dim=1, keepdim=True)
     logits = torch.cat([positive, queries @ queue.T], dim=1) / TEMPERATURE
     return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
@@ -59,7 +59,7 @@ class MomentumEncoder(Model):
         return normalize(self.encoder(query_view), dim=1), keys, queue
 
     def loss(self, outputs, batch):
-        return contrast(*outputs)
+        return contrastive_loss(*outputs)
 
 
 def fit(duration: str, **arguments) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def fit_by_hand(epochs: int) -> dict[str, Tensor]:
                     slow.lerp_(fast, 1 - MOMENTUM)
                 keys = normalize(key_encoder(key_view), dim=1)
             optimizer.zero_grad()
-            contrast(normalize(encoder(query_view), dim=1), keys, queue).backward()
+            contrastive_loss(normalize(encoder(query_view), dim=1), keys, queue).backward()
             optimizer.step()
             queue = torch.cat([queue, keys])[-QUEUE_LENGTH:]
     parts = {"encoder": encoder, "key_encoder": key_encoder}
@@ -102,7 +102,7 @@ def test_a_momentum_encoder_with_a_queue_trains_like_a_hand_written_loop():
 
 
 @pytest.mark.parametrize("stop", ["1ep", "6ba"])
-def test_a_momentum_encoder_and_the_queue_resume_bit_for_bit(stop: str, tmp_path: Path):
+def test_a_momentum_encoder_with_a_queue_resumes_bit_for_bit(stop: str, tmp_path: Path):
     fit(stop, run_dir=tmp_path, callbacks=[CheckpointSaver(save_interval="1ba")])
-    resumed, whole = fit("3ep", resume_path=tmp_path), fit("3ep")
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    resumed, uninterrupted = fit("3ep", resume_path=tmp_path), fit("3ep")
+    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in uninterrupted)

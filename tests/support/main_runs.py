@@ -1,4 +1,4 @@
-"""Overrides for a short run, a module of a user for it, and functions that find what commands leave in a folder."""
+"""Overrides for a short run, a user's module `own.py`, and functions that read what commands leave in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stores
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")  # 6 batches
 
 OWN = '''
-"""Code of a user."""
+"""A user's own code."""
 import resource
 
 from torch import nn
@@ -20,7 +20,7 @@ from runner import Callback, ClassificationModel
 
 class Failing(Callback):
     def batch_start(self, state, logger):
-        if state.timestamp.batch == 1:  # after the first batch
+        if state.timestamp.batch == 1:  # before the second batch
             raise RuntimeError("a callback that fails")
 
 
@@ -68,10 +68,10 @@ def load_lost() -> None:
 
 
 def query(folder: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return rows of the MLflow store in a working directory."""
+    """Query the MLflow store in a working directory, and return the rows."""
     return stores.query(folder / "outputs" / "mlflow.db", sql, *values)
 
 
 def run_folders(folder: Path, base: str = "outputs/20*/*") -> list[Path]:
-    """Return the folders of runs below a working directory, the oldest first."""
+    """Return the folders of the runs in a working directory, oldest first."""
     return sorted(folder.glob(base))

@@ -1,4 +1,4 @@
-"""`runner compare`: runs are compared by the digests, metrics, configs and environments in their folders."""
+"""`runner compare` compares the digests, metrics, configs and environments that runs have in their folders."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from runner.verbs.compare import difference
 
 
 def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | None = None, **facts: Any) -> Path:
-    """Write a run's folder with a line of digests for each batch.
+    """Write the folder of a run, with one line of digests per batch.
 
     Args:
         folder: the folder to create.
         batches: the numbers of the batches.
-        changed: for some batches, the parts whose digests differ from those of other runs.
-        **facts: `config`, `environment`, and `metrics` with a `status`, for the files that hold them.
+        changed: by batch, the parts whose digests differ from those of other runs.
+        **facts: the contents of `config` and `environment`; `metrics` and `status` of the result. Each may be missing.
     """
     folder.mkdir()
     lines = []
@@ -46,6 +46,7 @@ CONFIG = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}, "seed": 0, "r
 ENVIRONMENT = {"ranks": 1, "threads": 4, "git_commit": "aaaa", "packages": {"torch": "2.13"}, "folder": "here"}
 
 
+# The last line says whether torch was imported.
 EQUAL = """\
         a         b
 status  -         -
@@ -69,7 +70,7 @@ model           -            -            Net\\x1b[31m
 Environment, where it differs
 ranks           1            2            -
 packages.torch  2.13         2.14         -
-git.patch       none         1 lines      none
+git.patch       none         1 line       none
 
 Digests
   a -> b  different: at batch 6, in weights, optimizer; equal bit for bit up to
@@ -107,7 +108,7 @@ def test_differences_in_results_config_and_batches_are_shown(tmp_path: Path, run
 @pytest.mark.parametrize(
     ("batches", "changed", "text"),
     [
-        ((range(1, 9), range(1, 9)), {1: ("samples",)}, "at batch 1, in samples; the first that both have"),
+        ((range(1, 9), range(1, 9)), {1: ("samples",)}, "at batch 1, in samples; the first batch with digests in both"),
         (
             (range(1, 9), range(2, 9, 2)),
             {6: ("weights",)},
@@ -146,7 +147,7 @@ def test_latest_names_the_newest_run(run_here: Any):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("arguments", "message"),
     [
         (["a", "missing"], "RUN='missing': no such folder"),
         (["a", "empty"], "RUN='empty': has no result.json, config.yaml or digests.jsonl"),
@@ -156,10 +157,9 @@ def test_latest_names_the_newest_run(run_here: Any):
     ],
     ids=str,
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, run_here: Any, arguments: list[str], part: str):
+def test_invalid_arguments_are_refused_in_one_line(tmp_path: Path, run_here: Any, arguments: list[str], message: str):
     write_run(tmp_path / "a", range(1, 5))
-
     (tmp_path / "empty").mkdir()
     _, out, err = run_here("compare", *arguments, code=2)
-    assert part in err and err.count("\n") == 1 and out == ""
+    assert message in err and err.count("\n") == 1 and out == ""
     assert sorted(os.listdir(tmp_path)) == ["a", "empty"]

@@ -92,7 +92,7 @@ def _to_rgb(image: Any) -> Any:
     has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
     if image.mode in ("I", "F") and not has_16_bits:
         kind = "whole numbers" if image.mode == "I" else "floats"
-        raise ValueError(f"its values are {kind} of 32 bits, whose range is not known, so save it with 8 or 16 bits")
+        raise ValueError(f"its values are 32-bit {kind}, whose range is not known, so save it with 8 or 16 bits")
     image = upright(image)
     if has_16_bits:
         values = numpy.asarray(image).astype(numpy.float32)

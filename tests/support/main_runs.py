@@ -29,11 +29,6 @@ class FullDisk(Callback):
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-class NoFolder(Callback):
-    def fit_start(self, state, logger):
-        (state.run_dir / "checkpoints").write_text("in the way of the folder")
-
-
 class Greeter(Callback):
     def __init__(self, word: str = "hello") -> None:
         self.word = word

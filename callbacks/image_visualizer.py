@@ -87,7 +87,7 @@ class ImageVisualizer(Callback):
         images = _pick(batch, self.input_key, "input_key")
         if not are_images(images, self.channels_last):
             layout = "(N, H, W, C)" if self.channels_last else "(N, C, H, W)"
-            self._give_up(f"a batch of shape {tuple(images.shape)} is not {layout} with C 1 or 3")
+            self._give_up(f"inputs of shape {tuple(images.shape)} are not images {layout} with 1 or 3 channels")
             return
         images = images[: self.num_images]
         targets = to_classes(_pick(batch, self.target_key, "target_key"), len(images))
@@ -106,7 +106,7 @@ class ImageVisualizer(Callback):
             self._give_up("for mode='segmentation', neither targets nor predictions are masks (N, H, W) of classes")
 
     def _give_up(self, reason: str) -> None:
-        log.warning("image_visualizer logs nothing: %s", reason)
+        log.warning("image_visualizer logs no images: %s", reason)
         self._is_enabled = False
 
 
@@ -118,4 +118,4 @@ def _pick(batch: Any, key: int | str, name: str) -> Any:
         return batch[key]
     except (LookupError, TypeError):
         keys = [*batch] if isinstance(batch, Mapping) else [*range(len(batch))]
-        raise wrong_argument(name, key, f"a batch has {', '.join(map(repr, keys))}") from None
+        raise wrong_argument(name, key, f"a batch has the keys {', '.join(map(repr, keys))}") from None

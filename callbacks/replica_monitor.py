@@ -78,9 +78,9 @@ class ReplicaMonitor(Callback):
             ranks = differing.any(dim=1).nonzero().flatten().tolist()
             columns = differing.any(dim=0).nonzero().flatten().tolist()
             raise RuntimeError(
-                f"replicas have diverged: after batch {now.batch} (from 1), the parameters of ranks {ranks} differ "
-                f"from the first replica's, {len(columns)} of {len(names)}, the first {names[columns[0]]!r}. They were "
-                f"equal after batch {self._equal_at}: resume from a checkpoint of that batch or an earlier one"
+                f"replicas have diverged: after batch {now.batch} (counted from 1), ranks {ranks} differ from the "
+                f"first replica in {len(columns)} of {len(names)} parameters, starting with {names[columns[0]]!r}. "
+                f"They were equal after batch {self._equal_at}: resume from a checkpoint of that batch or earlier"
             )
         self._equal_at = now.batch
 

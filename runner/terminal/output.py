@@ -125,8 +125,8 @@ class _LastingStream:
             if not self._has_warned:
                 self._has_warned = True
                 with suppress(OSError):
-                    reason = f"{self._name} cannot be written ({error})"
-                    print(f"WARNING: {reason}: output there is lost, the run continues", file=self._other, flush=True)
+                    warning = f"cannot write to {self._name} ({error}): this output is lost, but the run continues"
+                    print(f"WARNING: {warning}", file=self._other, flush=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

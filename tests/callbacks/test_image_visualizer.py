@@ -14,7 +14,7 @@ from runner.callbacks._pictures import GAP, palette, with_masks
 from runner.pictures.samples import to_pictures
 
 
-class Brightest(nn.Module):
+class BrightestRow(nn.Module):
     """Predicts the index of the brightest row of an image."""
 
     def __init__(self):
@@ -26,22 +26,22 @@ class Brightest(nn.Module):
 
 
 class Segmenter(Model):
-    """Predicts class 1 for a pixel of channel 0 above one half, and class 2 above one."""
+    """Predicts a class for each pixel from channel 0: class 1 for values above 0.5, and class 2 above 1."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        first = self.weight * batch["image"][:, 0]
-        return torch.stack([torch.full_like(first, 0.5), first, 2 * first - 1.0], dim=1)
+        channel = self.weight * batch["image"][:, 0]
+        return torch.stack([torch.full_like(channel, 0.5), channel, 2 * channel - 1.0], dim=1)
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(outputs, batch["mask"])
 
 
 def labeled_images(count: int = 6, size: int = 4, channels: int = 1) -> tuple[Tensor, Tensor]:
-    """Return images whose brightest row is their target, except for the last image, and the targets."""
+    """Return images and targets. A target is the index of the brightest row, except that the last target is wrong."""
     classes = torch.arange(count) % size
     images = 0.25 * torch.ones(count, channels, size, size)
     images[torch.arange(count), :, classes] = 1.0
@@ -52,7 +52,7 @@ def labeled_images(count: int = 6, size: int = 4, channels: int = 1) -> tuple[Te
 
 def make_trainer(batches: list[Any], *callbacks: Callback, **arguments: Any) -> Trainer:
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(Brightest(), 4),
+        "model": ClassificationModel(BrightestRow(), 4),
         "train_dataloader": batches,
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.0),
         "max_duration": "2ep",
@@ -70,36 +70,38 @@ def test_images_of_training_and_evaluation_are_logged_with_captions():
     visualizer = ImageVisualizer("2ba", num_images=5)
     with make_trainer([train] * 3, visualizer, eval_dataloader=evaluators, loggers=[memory]) as trainer:
         trainer.fit()
-    assert [logged["step"] for logged in memory.images["Images/Train"]] == [2, 4, 6]
-    assert [logged["step"] for logged in memory.images["Images/Eval"]] == [3, 6]
-    assert [logged["step"] for logged in memory.images["Images/second"]] == [3, 6]
-    logged = memory.images["Images/Train"][0]
-    expected = np.rint(255 * train[0][:5].permute(0, 2, 3, 1).numpy())  # values in [0, 1] are not rescaled
-    np.testing.assert_array_equal(logged["images"], expected)
-    assert logged["images"].dtype == np.uint8
-    assert logged["captions"] == [f"target {label}, prediction {label}" for label in (0, 1, 2, 3, 0)]
-    logged = memory.images["Images/Eval"][1]
-    assert logged["images"].shape == (3, 4, 4, 3)
-    assert logged["captions"][2] == "target 3, prediction 2"  # the first batch of the evaluation, not the second
+    assert [entry["step"] for entry in memory.images["Images/Train"]] == [2, 4, 6]
+    assert [entry["step"] for entry in memory.images["Images/Eval"]] == [3, 6]
+    assert [entry["step"] for entry in memory.images["Images/second"]] == [3, 6]
+    entry = memory.images["Images/Train"][0]
+    expected = np.rint(255 * train[0][:5].permute(0, 2, 3, 1).numpy())  # values in [0, 1] are not stretched
+    np.testing.assert_array_equal(entry["images"], expected)
+    assert entry["images"].dtype == np.uint8
+    assert entry["captions"] == [f"target {label}, prediction {label}" for label in (0, 1, 2, 3, 0)]
+    entry = memory.images["Images/Eval"][1]
+    assert entry["images"].shape == (3, 4, 4, 3)
+    assert entry["captions"][2] == "target 3, prediction 2"  # the wrong last target of the first batch
 
 
-class Darkens(Algorithm):
+class DarkenAndEncode(Algorithm):
+    """Halves the brightness of images, and one-hot encodes their targets."""
+
     def after_dataloader(self, state, logger):
         images, targets = state.batch
         state.batch = images / 2, nn.functional.one_hot(targets, 4).float()
 
 
-def test_images_are_shown_as_algorithms_changed_them():
+def test_images_are_logged_after_algorithms_change_them():
     memory = InMemoryLogger()
-    arguments = {"algorithms": [Darkens()], "loggers": [memory], "max_duration": "1ba"}
+    arguments = {"algorithms": [DarkenAndEncode()], "loggers": [memory], "max_duration": "1ba"}
     with make_trainer([labeled_images()], ImageVisualizer("1ba"), **arguments) as trainer:
         trainer.fit()
-    (logged,) = memory.images["Images/Train"]
-    np.testing.assert_array_equal(logged["images"][1, :, 0, 0], [32, 128, 32, 32])
-    assert logged["captions"][1] == "target 1, prediction 1"  # the most probable class of a soft target
+    (entry,) = memory.images["Images/Train"]
+    np.testing.assert_array_equal(entry["images"][1, :, 0, 0], [32, 128, 32, 32])
+    assert entry["captions"][1] == "target 1, prediction 1"  # the most probable class of a soft target
 
 
-def test_images_and_predictions_are_of_the_last_microbatch():
+def test_images_and_predictions_come_from_the_last_microbatch():
     memory = InMemoryLogger()
     with make_trainer([labeled_images()], ImageVisualizer("1ep"), loggers=[memory], grad_accum=3) as trainer:
         trainer.fit()
@@ -121,42 +123,42 @@ def test_masks_are_drawn_beside_the_image():
     arguments = {"model": Segmenter(), "loggers": [memory], "max_duration": "1ba"}
     with make_trainer([{"image": images, "mask": mask}], visualizer, **arguments) as trainer:
         trainer.fit()
-    (logged,) = memory.images["Images/Train"]
-    assert logged["captions"] is None
-    pictures = logged["images"]
+    (entry,) = memory.images["Images/Train"]
+    assert entry["captions"] is None
+    pictures = entry["images"]
     assert pictures.shape == (2, 5, 18 + 2 * GAP, 3)
     panels = [pictures[:, :, start : start + 6].astype(int) for start in (0, 6 + GAP, 12 + 2 * GAP)]
     np.testing.assert_array_equal(panels[0], to_pictures(images))
     colored = [(panel != panels[0]).any(axis=-1) for panel in panels[1:]]
     np.testing.assert_array_equal(colored[0], mask.numpy() == 1)
     np.testing.assert_array_equal(colored[1], images[:, 0].numpy() > 0.5)
-    half = panels[0][1, 2, 0] // 2 + palette(3)[2].astype(int) // 2
-    np.testing.assert_array_equal(panels[2][1, 2, 0], half)
+    blended = panels[0][1, 2, 0] // 2 + palette(3)[2].astype(int) // 2
+    np.testing.assert_array_equal(panels[2][1, 2, 0], blended)
 
 
 def test_colors_differ_and_do_not_depend_on_the_number_of_classes():
     colors = palette(30)
     assert len({tuple(color) for color in colors}) == 30
     np.testing.assert_array_equal(palette(5), colors[:5])
-    assert with_masks(np.zeros((1, 3, 4, 1), np.uint8), []).shape == (1, 3, 4, 3)
+    assert with_masks(np.zeros((1, 3, 4, 1), np.uint8), []).shape == (1, 3, 4, 3)  # gray pictures become RGB
 
 
-def test_bytes_with_channels_last_are_logged_unchanged():
+def test_uint8_images_with_channels_last_are_logged_unchanged():
     memory = InMemoryLogger()
     images, targets = labeled_images()
 
-    class FromBytes(Brightest):
+    class ChannelsLast(BrightestRow):
         def forward(self, images: Tensor) -> Tensor:
             return super().forward(images.permute(0, 3, 1, 2).float())
 
     pixels = (200 * images.permute(0, 2, 3, 1)).to(torch.uint8).contiguous()
     visualizer = ImageVisualizer("1ba", channels_last=True)
-    arguments = {"model": ClassificationModel(FromBytes(), 4), "loggers": [memory], "max_duration": "1ba"}
+    arguments = {"model": ClassificationModel(ChannelsLast(), 4), "loggers": [memory], "max_duration": "1ba"}
     with make_trainer([(pixels, targets)], visualizer, **arguments) as trainer:
         trainer.fit()
-    (logged,) = memory.images["Images/Train"]
-    np.testing.assert_array_equal(logged["images"], pixels.numpy())
-    assert logged["captions"][-1] == "target 2, prediction 1"
+    (entry,) = memory.images["Images/Train"]
+    np.testing.assert_array_equal(entry["images"], pixels.numpy())
+    assert entry["captions"][-1] == "target 2, prediction 1"
 
 
 def test_data_without_images_gives_one_warning(caplog):
@@ -169,9 +171,9 @@ def test_data_without_images_gives_one_warning(caplog):
     with make_trainer([labeled_images()], visualizer, loggers=[memory]) as trainer:
         trainer.fit()
     assert [text.partition(": ")[2] for text in caplog.messages] == [
-        "a batch of shape (2, 4) is not (N, C, H, W) with C 1 or 3"
+        "inputs of shape (2, 4) are not images (N, C, H, W) with 1 or 3 channels"
     ]
-    assert list(memory.images) == ["Images/Train"]  # here the images are also the masks
+    assert list(memory.images) == ["Images/Train"]  # of the second run, whose targets are the images themselves
 
 
 def test_segmentation_without_masks_gives_one_warning(caplog):
@@ -185,15 +187,18 @@ def test_segmentation_without_masks_gives_one_warning(caplog):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"input_key": 2}, "input_key=2: a batch has 0, 1"), ({"target_key": "x"}, "target_key='x': a batch has 0, 1")],
+    [
+        ({"input_key": 2}, "input_key=2: a batch has the keys 0, 1"),
+        ({"target_key": "x"}, "target_key='x': a batch has the keys 0, 1"),
+    ],
 )
-def test_a_key_that_a_batch_lacks_is_refused(arguments: dict[str, Any], message: str):
+def test_a_key_that_is_not_in_the_batch_is_rejected(arguments: dict[str, Any], message: str):
     trainer = make_trainer([labeled_images()], ImageVisualizer("1ba", **arguments))
     with pytest.raises(ValueError, match=message):
         trainer.fit()
 
 
-def test_rank_0_logs_the_images_of_its_samples(run_ranks):
+def test_only_rank_0_logs_images_from_its_share_of_the_batch(run_ranks):
     def program() -> None:
         import torch
         from tiny_runs import tiny_trainer
@@ -219,14 +224,14 @@ def test_rank_0_logs_the_images_of_its_samples(run_ranks):
 
 
 @pytest.mark.parametrize("arguments", [{"mode": "masks"}, {"num_images": 0}, {"num_images": 2.0}, {"interval": "now"}])
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError) as caught:
         ImageVisualizer(**arguments)
     assert str(caught.value).startswith(f"{name}={value!r}")
 
 
-def test_captions_have_all_digits_of_a_class():
+def test_captions_show_all_digits_of_a_class_number():
     memory = InMemoryLogger()
     images, _ = labeled_images(3)
     batch = {"image": images, "label": torch.tensor([9999, 12345, 21840]), "mask": torch.zeros(3, 4, 4).long()}
@@ -236,9 +241,9 @@ def test_captions_have_all_digits_of_a_class():
     assert memory.images["Images/Train"][0]["captions"] == ["target 9999", "target 12345", "target 21840"]
 
 
-def test_captions_have_class_names_if_the_model_has_them():
+def test_captions_show_class_names_if_the_model_has_them():
     memory = InMemoryLogger()
-    model = ClassificationModel(Brightest(), 4, classes=["one", "two", "three", "four"])
+    model = ClassificationModel(BrightestRow(), 4, classes=["one", "two", "three", "four"])
     visualizer = ImageVisualizer("1ba", num_images=6)
     with make_trainer([labeled_images()], visualizer, model=model, max_duration="1ba", loggers=[memory]) as trainer:
         trainer.fit()

@@ -25,9 +25,9 @@ def test_a_checksum_is_a_weighted_sum_of_bits(dtype: torch.dtype):
     raw = tensor.view(torch.uint8).numpy().tobytes()
     bits = [int.from_bytes(raw[i : i + width], sys.byteorder, signed=True) for i in range(0, len(raw), width)]
     factors = multipliers[: len(bits)].tolist()
-    inner = sum(bit * factor for bit, factor in zip(bits, factors, strict=True))
+    chunk_sum = sum(bit * factor for bit, factor in zip(bits, factors, strict=True))
     (checksum,) = checksums([tensor], multipliers).tolist()
-    assert checksum % 2**64 == inner * factors[0] ** 2 % 2**64
+    assert checksum % 2**64 == chunk_sum * factors[0] ** 2 % 2**64
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -46,14 +46,14 @@ def test_flipping_a_bit_or_the_same_bit_of_two_elements_changes_the_checksum(dty
     assert len(sums) == 1 + len(changes)
 
 
-def test_elements_in_all_chunks_of_a_long_tensor_change_the_checksum():
+def test_a_change_in_any_chunk_of_a_long_tensor_changes_the_checksum():
     multipliers = make_multipliers()
-    long = torch.zeros(2 * CHUNK + 3)
-    sums = {checksums([long], multipliers).item()}
+    tensor = torch.zeros(2 * CHUNK + 3)
+    sums = {checksums([tensor], multipliers).item()}
     for element in (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 2):
-        long[element] = 1.0
-        sums.add(checksums([long], multipliers).item())
-        long[element] = 0.0
+        tensor[element] = 1.0
+        sums.add(checksums([tensor], multipliers).item())
+        tensor[element] = 0.0
     assert len(sums) == 8
 
 
@@ -76,15 +76,15 @@ PROGRAM = """
     from runner import Callback, ClassificationModel, Trainer, get_global_rank
     from runner.data import TensorLoader
 
-    broken, batch, interval = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    faulty_rank, batch, interval = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
     class FlipBit(Callback):
         def batch_start(self, state, logger):
-            if get_global_rank() == broken and state.timestamp.batch == batch:
+            if get_global_rank() == faulty_rank and state.timestamp.batch == batch:
                 parameter = state.unwrapped_model.get_parameter("module.2.weight")
                 parameter.detach().view(-1)[4:5].view(torch.int32)[0] ^= 1 << 20
 
-    class Count(Callback):
+    class PrintBatch(Callback):
         def batch_end(self, state, logger):
             print(state.timestamp.batch, flush=True)
 
@@ -99,7 +99,7 @@ PROGRAM = """
         max_duration="2ep",
         eval_interval=0,
         device="cpu",
-        callbacks=[Count(), FlipBit(), ReplicaMonitor(interval)],
+        callbacks=[PrintBatch(), FlipBit(), ReplicaMonitor(interval)],
     ) as trainer:
         trainer.fit()
         means = [torch.empty(6), torch.empty(6)]
@@ -110,30 +110,37 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize(
-    ("world_size", "broken", "batch", "interval", "detected", "ranks", "equal_at"),
+    ("world_size", "faulty_rank", "batch", "interval", "detected_at", "ranks", "equal_at"),
     [
         (2, 1, 4, "3ba", 6, [1], 3),
         (3, 2, 0, "1ba", 1, [2], 0),
         (2, 0, 3, "1ep", 5, [1], 0),
     ],
 )
-def test_each_rank_ends_with_an_error_that_names_the_difference(
-    run_ranks, world_size: int, broken: int, batch: int, interval: str, detected: int, ranks: list[int], equal_at: int
+def test_each_rank_ends_with_an_error_that_says_where_replicas_differ(
+    run_ranks,
+    world_size: int,
+    faulty_rank: int,
+    batch: int,
+    interval: str,
+    detected_at: int,
+    ranks: list[int],
+    equal_at: int,
 ):
     message = (
-        f"RuntimeError: replicas have diverged: after batch {detected} (from 1), the parameters of ranks {ranks} "
-        "differ from the first replica's, 1 of 6, the first 'module.2.weight'. "
-        f"They were equal after batch {equal_at}: resume from a checkpoint of that batch or an earlier one"
+        f"RuntimeError: replicas have diverged: after batch {detected_at} (counted from 1), ranks {ranks} differ from "
+        "the first replica in 1 of 6 parameters, starting with 'module.2.weight'. "
+        f"They were equal after batch {equal_at}: resume from a checkpoint of that batch or earlier"
     )
-    for rank in run_ranks(textwrap.dedent(PROGRAM), world_size, str(broken), str(batch), interval, check=False):
+    for rank in run_ranks(textwrap.dedent(PROGRAM), world_size, str(faulty_rank), str(batch), interval, check=False):
         assert rank.returncode == 1
         assert message in rank.stderr
-        assert rank.stdout.split() == [str(batch + 1) for batch in range(detected)]
+        assert rank.stdout.split() == [str(batch + 1) for batch in range(detected_at)]
 
 
-@pytest.mark.parametrize(("broken", "interval"), [(-1, "1ba"), (1, "0ba")])
-def test_equal_or_unchecked_replicas_train_to_the_end(run_ranks, broken: int, interval: str):
-    for rank in run_ranks(textwrap.dedent(PROGRAM), 2, str(broken), "4", interval):
+@pytest.mark.parametrize(("faulty_rank", "interval"), [(-1, "1ba"), (1, "0ba")])
+def test_equal_or_unchecked_replicas_train_to_the_end(run_ranks, faulty_rank: int, interval: str):
+    for rank in run_ranks(textwrap.dedent(PROGRAM), 2, str(faulty_rank), "4", interval):
         assert rank.stdout.split() == [str(batch + 1) for batch in range(10)]
 
 

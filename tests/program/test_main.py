@@ -58,7 +58,7 @@ def test_a_run_survives_a_full_or_closed_stdout(tmp_path: Path, ranks: int):
         assert process.stderr is not None
         stderr = process.stderr.read().decode()
     assert [process.wait(PATIENCE) for process in (full_out, full_both, closed)] == [0, 0, 0], stderr
-    assert stderr.count("WARNING: stdout cannot be written") == 1
+    assert stderr.count("WARNING: cannot write to stdout") == 1
     for name in ("out", "both", "closed"):
         assert json.loads((tmp_path / name / "result.json").read_text())["status"] == "FINISHED"
         assert (tmp_path / name / "checkpoints" / "ep2-ba6").exists()

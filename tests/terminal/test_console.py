@@ -36,7 +36,7 @@ from runner.terminal.output import lasting_output, output_to
         (1, 5, 1, 2, "in epoch 2, after 5 batches"),
     ],
 )
-def test_epochs_are_shown_from_1(epoch: int, batch: int, in_epoch: int, number: int, described: str):
+def test_epochs_are_counted_from_1(epoch: int, batch: int, in_epoch: int, number: int, described: str):
     now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=in_epoch)
     assert epoch_number(now) == number and describe_time(now) == described
 
@@ -49,7 +49,7 @@ def test_printed_and_logged_text_can_go_only_to_the_file(
     path.write_text("earlier\n")
     with lasting_output(), output_to(str(path)):  # as in a job, `sys.stderr` is not the handler's stream
         print("printed")
-        assert path.read_text().endswith("printed\n")  # immediately, for users who follow the file
+        assert path.read_text().endswith("printed\n")  # at once, for `tail -f`
         print_block("title", [("label", "text")])
         logging.getLogger("runner").warning("logged")
         print("to stderr", file=sys.stderr)
@@ -85,10 +85,10 @@ def test_a_full_disk_gives_one_warning_and_no_error(capsys: pytest.CaptureFixtur
         print("lost")
         print("lost, too", end="")
     written = capsys.readouterr()
-    assert written.out == "" and written.err.count("full cannot be written") == 1
+    assert written.out == "" and written.err.count("cannot write to full") == 1
 
 
-def test_lines_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]):
+def test_lines_have_no_trailing_spaces(capsys: pytest.CaptureFixture[str]):
     print_block("title", [("label", "text " * 40), ("another", "short")])
     make_console().print(Unpadded(f"padded{' ' * 20}"))
     lines = capsys.readouterr().out.splitlines()
@@ -96,14 +96,14 @@ def test_lines_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]):
     assert lines[1].startswith("label    text") and max(map(len, lines)) <= 120
 
 
-def test_columns_sets_the_width_of_a_console(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_variable_columns_sets_the_width_of_the_console(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert make_console().width == 120
     monkeypatch.setenv("COLUMNS", "60")
     assert make_console().width == 60
 
 
-def test_in_a_pipe_only_a_run_that_begins_prints_its_title(
+def test_in_a_pipe_the_title_is_printed_only_when_the_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -118,9 +118,9 @@ def test_in_a_pipe_only_a_run_that_begins_prints_its_title(
     assert capsys.readouterr().out.splitlines() == titles
 
 
-@pytest.mark.parametrize("printed", [False, True])
-def test_on_a_terminal_the_title_of_a_refused_run_is_erased(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: bool
+@pytest.mark.parametrize("has_output", [False, True])
+def test_the_title_of_a_refused_run_is_erased_from_a_terminal_unless_text_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_output: bool
 ):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "40")
@@ -134,18 +134,18 @@ def test_on_a_terminal_the_title_of_a_refused_run_is_erased(
             announce(name, folder)
             print_title(name, folder)
             announce("refused", Path("there"))
-            if printed:
+            if has_output:
                 print("WARNING: something")
             take_back_title()
             announce(name, Path("there"))
             take_back_title()
     shown = ""
-    with suppress(OSError):  # at the end of the output
-        while more := os.read(controller, 65536).decode():
-            shown += more
+    with suppress(OSError):  # reading fails at the end of the output
+        while text := os.read(controller, 65536).decode():
+            shown += text
     os.close(controller)
     assert shown.count(name) == 2
-    assert ("there\x1b[0m\r\n\x1b[1A\x1b[J" in shown) != printed
+    assert ("there\x1b[0m\r\n\x1b[1A\x1b[J" in shown) != has_output
     assert shown.endswith("\x1b[2A\x1b[J")
 
 
@@ -203,8 +203,8 @@ def test_output_to_a_full_disk_is_lost_with_one_warning(tmp_path: Path, monkeypa
         warning, kept = errors.read().splitlines()
         with pytest.raises(OSError, match="No space left"):
             full.flush()
-        os.dup2(errors.fileno(), full.fileno())  # there is space again, for the buffered rest
-    assert warning.startswith("WARNING: stdout cannot be written ([Errno 28] No space left on device): ")
+        os.dup2(errors.fileno(), full.fileno())  # so that the buffered rest can be written
+    assert warning.startswith("WARNING: cannot write to stdout ([Errno 28] No space left on device): ")
     assert kept == "kept"
 
 
@@ -223,7 +223,7 @@ def test_a_closed_pipe_gives_neither_an_error_nor_a_warning(tmp_path: Path, monk
 
 
 def test_opened_files_do_not_take_the_place_of_closed_standard_streams():
-    """A file that is opened gets the lowest free descriptor."""
+    """A newly opened file gets the lowest free descriptor, which would be that of a closed standard stream."""
     program = (
         "import os, sys\n"
         "from runner.terminal.output import lasting_output\n"

@@ -92,7 +92,7 @@ class Tables(Format):
         self.identity = [*dict.fromkeys(columns)]
 
     def describe(self, file: Any, name: str, size: int) -> Description:
-        with _explain_errors("not a whole file of parquet or arrow"):
+        with _explain_errors("not a readable parquet or arrow file"):
             if name.endswith(".parquet"):
                 metadata = import_hf("pyarrow.parquet").ParquetFile(file).metadata
                 schema = metadata.schema.to_arrow_schema()
@@ -163,7 +163,7 @@ class Tars(Format):
     def describe(self, file: Any, name: str, size: int) -> Description:
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         last = ""
-        with _explain_errors("not a whole tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
+        with _explain_errors("not a readable tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
             for member in tar:
                 if member.isdir() or is_hidden(posixpath.normpath(member.name)):
                     continue

@@ -232,12 +232,12 @@ def damage_shard(folder: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "damage", "message"),
     [
-        ("parquet", "torn", "001.parquet': not a whole file of parquet or arrow"),
+        ("parquet", "torn", "001.parquet': not a readable parquet or arrow file"),
         ("parquet", "flipped", "001.parquet': a damaged file of parquet or arrow"),
         ("parquet", "empty", "001.parquet': it contains no samples; leave it out"),
         ("parquet", "other columns", "001.parquet': has double in column 'targets', where '"),
-        ("arrow", "torn", "001.arrow': not a whole file of parquet or arrow"),
-        ("tar", "torn", "001.tar': member 'some/00015.cls': the file ends within it|not a whole tar file|has no end"),
+        ("arrow", "torn", "001.arrow': not a readable parquet or arrow file"),
+        ("tar", "torn", "001.tar': member 'some/00015.cls': the file ends within it|not a readable tar|has no end"),
         ("tar", "cut between members", "001.tar': "),
         ("tar", "hostile", "001.tar': member '../../etc/passwd.npy': must be a plain file, with a name that stays"),
         ("tar", "unnamed", "001.tar': member 'readme': must be named <sample>.<field>"),

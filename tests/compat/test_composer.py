@@ -1,4 +1,4 @@
-"""Callbacks and algorithms written for Composer work with only their import changed, or errors say what to use."""
+"""Callbacks and algorithms written for Composer work once their import is changed, or errors say what to use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from loop_runs import PER_EPOCH, make_data
 from torch import nn
 
-from runner import Callback as OwnCallback
+from runner import Callback as RunnerCallback
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger
 from runner.compat import composer
-from runner.core.hooks import Algorithm as OwnAlgorithm
+from runner.core.hooks import Algorithm as RunnerAlgorithm
 from runner.optim.schedulers import linear
 
 BATCHES = 2 * PER_EPOCH
@@ -34,15 +34,15 @@ def make_trainer(*plug_ins: Any, **arguments: Any) -> Trainer:
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "schedulers": linear(),
         "max_duration": "2ep",
-        "callbacks": [plug_in for plug_in in plug_ins if not isinstance(plug_in, OwnAlgorithm)],
-        "algorithms": [plug_in for plug_in in plug_ins if isinstance(plug_in, OwnAlgorithm)],
+        "callbacks": [plug_in for plug_in in plug_ins if not isinstance(plug_in, RunnerAlgorithm)],
+        "algorithms": [plug_in for plug_in in plug_ins if isinstance(plug_in, RunnerAlgorithm)],
         "device": "cpu",
     }
     return Trainer(**(defaults | arguments))
 
 
-class Fitted:
-    """The results of a fit."""
+class TrainedRun:
+    """A run, trained when it is made, with its logged values and final weights."""
 
     def __init__(self, *plug_ins: Any, **arguments: Any) -> None:
         self.memory = InMemoryLogger()
@@ -55,25 +55,25 @@ class Fitted:
     def logged(self, key: str) -> list[float]:
         return [value for _, value in self.memory.data[key]]
 
-    def same_as(self, other: Fitted) -> bool:
+    def has_same_weights_as(self, other: TrainedRun) -> bool:
         return all(map(torch.equal, self.weights, other.weights))
 
 
 @pytest.fixture(scope="module")
-def plain() -> Fitted:
-    return Fitted()
+def plain() -> TrainedRun:
+    return TrainedRun()
 
 
 # Callbacks: each records or logs the expected values, and does not change training
 
 
-def case(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool]) -> Any:
-    """Return a case that is named after the class of a callback."""
-    return pytest.param(make, expected, id=make().__class__.__name__)
+def case(make: Callable[[], Any], check: Callable[[Any, TrainedRun], bool]) -> Any:
+    """Return a test case, named after the class of the callback."""
+    return pytest.param(make, check, id=make().__class__.__name__)
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("make", "check"),
     [
         case(hooks.EveryNBatches, lambda callback, run: callback.seen == [3, 6]),
         case(
@@ -126,12 +126,12 @@ def case(make: Callable[[], Any], expected: Callable[[Any, Fitted], bool]) -> An
     ],
 )
 def test_a_callback_works_without_changing_training(
-    make: Callable[[], Any], expected: Callable[[Any, Fitted], bool], plain: Fitted
+    make: Callable[[], Any], check: Callable[[Any, TrainedRun], bool], plain: TrainedRun
 ):
     callback = make()
-    run = Fitted(callback)
-    assert expected(callback, run)
-    assert run.same_as(plain)
+    run = TrainedRun(callback)
+    assert check(callback, run)
+    assert run.has_same_weights_as(plain)
 
 
 @pytest.mark.parametrize(
@@ -146,22 +146,22 @@ def test_a_callback_works_without_changing_training(
         (lambda: hooks.DurationChanger("3e1sp"), 15),
     ],
 )
-def test_a_callback_decides_how_long_to_train(make: Callable[[], Any], batches: int):
-    run = Fitted(make(), max_duration="4ep", schedulers=None)
+def test_a_callback_can_change_the_length_of_training(make: Callable[[], Any], batches: int):
+    run = TrainedRun(make(), max_duration="4ep", schedulers=None)
     assert run.state.timestamp.batch == batches
 
 
-def test_the_error_of_a_callback_stops_training_and_names_the_callback():
+def test_an_error_in_a_callback_stops_training_and_names_the_callback():
     with pytest.raises(RuntimeError, match=r"contains a NaN") as raised:
-        Fitted(hooks.LossWeight(math.nan), hooks.NaNMonitor())
+        TrainedRun(hooks.LossWeight(math.nan), hooks.NaNMonitor())
     assert "raised by 'nan_monitor' at AFTER_LOSS" in " ".join(raised.value.__notes__)
 
 
-def test_a_run_resumes_from_the_checkpoint_of_a_callback(tmp_path: Path, plain: Fitted):
-    saver = hooks.CheckpointSaver("3ba", str(tmp_path / "own"))
-    Fitted(saver, hooks.WeightsSaver(str(tmp_path / "last.pt")))
+def test_a_run_resumes_from_a_checkpoint_that_a_callback_saved(tmp_path: Path, plain: TrainedRun):
+    saver = hooks.CheckpointSaver("3ba", str(tmp_path / "checkpoints"))
+    TrainedRun(saver, hooks.WeightsSaver(str(tmp_path / "last.pt")))
     assert [path.name for path in saver.saved] == ["ep0-ba3", "ep1-ba6"]
-    assert Fitted(resume_path=saver.saved[0]).same_as(plain)
+    assert TrainedRun(resume_path=saver.saved[0]).has_same_weights_as(plain)
     last = torch.load(tmp_path / "last.pt", weights_only=True)
     assert last["batch"] == "8ba" and torch.equal(last["model"]["module.weight"], plain.weights[0])
 
@@ -169,65 +169,65 @@ def test_a_run_resumes_from_the_checkpoint_of_a_callback(tmp_path: Path, plain: 
 # Algorithms: each changes training as expected
 
 
-def test_gradients_are_clipped(plain: Fitted):
-    run = Fitted(hooks.GradientClipping(0.01), hooks.GradMonitor())
-    assert max(run.logged("l2_norm/grad/global")) <= 0.0101 and not run.same_as(plain)
+def test_gradients_are_clipped(plain: TrainedRun):
+    run = TrainedRun(hooks.GradientClipping(0.01), hooks.GradMonitor())
+    assert max(run.logged("l2_norm/grad/global")) <= 0.0101 and not run.has_same_weights_as(plain)
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
 def test_labels_are_smoothed_for_the_loss_and_restored_for_metrics(grad_accum: int):
-    run = Fitted(hooks.LabelSmoothing(1.0), grad_accum=grad_accum)  # uniform targets
+    run = TrainedRun(hooks.LabelSmoothing(1.0), grad_accum=grad_accum)  # all targets become uniform
     assert min(run.logged("loss/train/total")) >= math.log(2) - 1e-6
     assert set(run.memory.data) >= {"metrics/train/MulticlassAccuracy"}  # computed from the restored targets
 
 
 def test_a_layer_is_frozen():
-    run = Fitted(hooks.LayerFreezing(0.5))
-    one_epoch = Fitted(max_duration="4ba", schedulers=linear(t_max="8ba"))
+    run = TrainedRun(hooks.LayerFreezing(0.5))
+    one_epoch = TrainedRun(max_duration="4ba", schedulers=linear(t_max="8ba"))
     assert [torch.equal(a, b) for a, b in zip(run.weights, one_epoch.weights, strict=True)] == [True, False]
 
 
-def test_an_average_is_used_only_for_evaluation(plain: Fitted):
+def test_averaged_weights_are_used_only_for_evaluation(plain: TrainedRun):
     average = hooks.EMA(0.5)
-    run = Fitted(average)
-    assert run.same_as(plain) and run.logged("loss/eval/total") != plain.logged("loss/eval/total")
+    run = TrainedRun(average)
+    assert run.has_same_weights_as(plain) and run.logged("loss/eval/total") != plain.logged("loss/eval/total")
     assert str(average.updated) == "8ba"
 
 
-def test_whole_batches_and_microbatches_are_changed():
-    assert torch.equal(Fitted(hooks.CutOut()).weights[0][:, 0], plain_start()[:, 0])
-    assert torch.equal(Fitted(hooks.InputScaling(), grad_accum=2).weights[0], plain_start())
+def test_algorithms_can_change_whole_batches_and_microbatches():
+    assert torch.equal(TrainedRun(hooks.CutOut()).weights[0][:, 0], initial_weight()[:, 0])
+    assert torch.equal(TrainedRun(hooks.InputScaling(), grad_accum=2).weights[0], initial_weight())
 
 
-def plain_start() -> torch.Tensor:
+def initial_weight() -> torch.Tensor:
     return next(make_trainer().state.unwrapped_model.parameters()).detach()
 
 
-def test_a_model_is_changed_before_its_optimizer_exists(plain: Fitted):
-    run = Fitted(hooks.ModelSurgery())
-    assert isinstance([*run.state.unwrapped_model.modules()][-1], nn.Tanh) and not run.same_as(plain)
+def test_an_algorithm_can_change_the_model_before_its_optimizer_exists(plain: TrainedRun):
+    run = TrainedRun(hooks.ModelSurgery())
+    assert isinstance([*run.state.unwrapped_model.modules()][-1], nn.Tanh) and not run.has_same_weights_as(plain)
 
 
-def test_losses_outputs_and_rates_are_changed(plain: Fitted):
+def test_algorithms_can_change_losses_outputs_and_learning_rates(plain: TrainedRun):
     for algorithm in (hooks.LossWeight(0.0), hooks.OutputNoise()):
-        assert torch.equal(Fitted(algorithm).weights[0], plain_start())
-    louder = Fitted(hooks.Louder())  # outputs of 0 whose gradient is that of the outputs
-    assert louder.logged("loss/train/total") == pytest.approx([math.log(2)] * BATCHES)
-    assert not torch.equal(louder.weights[0], plain_start())
+        assert torch.equal(TrainedRun(algorithm).weights[0], initial_weight())
+    zeroed = TrainedRun(hooks.Louder())  # outputs become 0, but keep their gradient
+    assert zeroed.logged("loss/train/total") == pytest.approx([math.log(2)] * BATCHES)
+    assert not torch.equal(zeroed.weights[0], initial_weight())
     warm_up = hooks.WarmUp("4ba")
-    assert not Fitted(warm_up).same_as(plain) and warm_up.rates == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
+    assert not TrainedRun(warm_up).has_same_weights_as(plain) and warm_up.rates == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
 
 
-def test_microbatches_grow(plain: Fitted):
+def test_an_algorithm_can_enlarge_microbatches(plain: TrainedRun):
     grower = hooks.MicrobatchGrower()
-    run = Fitted(grower, microbatch_size=1)
+    run = TrainedRun(grower, microbatch_size=1)
     assert grower.sizes == [1] * 8 + [2] * 4
     assert all(map(torch.allclose, run.weights, plain.weights))
 
 
 # Resuming, two ranks, configs and `explain`
 
-RESUMED = (
+PLUG_INS = (
     hooks.EMA,
     hooks.GradientClipping,
     hooks.LabelSmoothing,
@@ -236,25 +236,25 @@ RESUMED = (
 
 
 def test_a_resumed_run_restores_the_state_of_callbacks_and_algorithms(tmp_path: Path):
-    def fit(duration: str, **arguments: Any) -> tuple[Fitted, list[Any]]:
-        plug_ins = [make() for make in RESUMED]
+    def fit(duration: str, **arguments: Any) -> tuple[TrainedRun, list[Any]]:
+        plug_ins = [make() for make in PLUG_INS]
         saver = hooks.CheckpointSaver("5ba", str(tmp_path / duration))
-        return Fitted(*plug_ins, saver, max_duration=duration, schedulers=None, **arguments), plug_ins
+        return TrainedRun(*plug_ins, saver, max_duration=duration, schedulers=None, **arguments), plug_ins
 
-    whole, expected = fit("12ba")
+    uninterrupted, expected = fit("12ba")
     fit("7ba")
     resumed, actual = fit("12ba", resume_path=tmp_path / "7ba" / "ep1-ba5")
-    assert resumed.same_as(whole)
-    assert resumed.logged("loss/eval/total") == whole.logged("loss/eval/total")[1:]
+    assert resumed.has_same_weights_as(uninterrupted)
+    assert resumed.logged("loss/eval/total") == uninterrupted.logged("loss/eval/total")[1:]
     assert all(map(torch.equal, actual[0].average.values(), expected[0].average.values()))
     assert actual[0].updated == expected[0].updated == "12ba" and isinstance(actual[0].updated, composer.Time)
     assert str(actual[3].best_occurred) == "1ep"
 
 
 def train_on_ranks() -> list[torch.Tensor]:
-    """Train with several plug-ins, check collectives, and return the weights. All ranks."""
-    run = Fitted(
-        *[make() for make in RESUMED], hooks.WeightsSaver("last.pt"), hooks.GradMonitor(), hooks.EventCounter()
+    """Train with several plug-ins, check collectives, and return the weights. Call it on all ranks."""
+    run = TrainedRun(
+        *[make() for make in PLUG_INS], hooks.WeightsSaver("last.pt"), hooks.GradMonitor(), hooks.EventCounter()
     )
     with make_trainer() as trainer:
         total = torch.ones(1)
@@ -265,7 +265,7 @@ def train_on_ranks() -> list[torch.Tensor]:
     return run.weights
 
 
-def test_two_ranks_train_the_same_weights_as_one_process(
+def test_two_ranks_reach_the_same_weights_as_one_process(
     run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -281,7 +281,7 @@ def test_two_ranks_train_the_same_weights_as_one_process(
     assert (tmp_path / "last.pt").exists()
 
 
-def test_composer_hooks_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path):
+def test_composer_hooks_work_from_a_config_and_appear_in_explain(run_here: Any, tmp_path: Path):
     text = Path(hooks.__file__).read_text(encoding="utf-8")
     (tmp_path / "from_composer.py").write_text(text)
     arguments = ["model=mlp", "data.batch_size=400", "trainer.max_duration=2ep", "callbacks=json_lines_logger"]
@@ -340,25 +340,25 @@ class AtBatchEnd(composer.Callback):
         (lambda state, logger: composer.dist.initialize_dist("cpu"), "dist.initialize_dist .*: set launch.nproc_per_"),
     ],
 )
-def test_the_error_for_a_name_without_a_counterpart_says_what_to_use(act: Callable[[Any, Any], Any], message: str):
+def test_errors_for_unsupported_uses_say_what_to_do_instead(act: Callable[[Any, Any], Any], message: str):
     with pytest.raises((AttributeError, ValueError), match=message):
-        Fitted(AtBatchEnd(act))
+        TrainedRun(AtBatchEnd(act))
 
 
-def test_base_rates_modes_and_ranks_have_composers_names(monkeypatch: pytest.MonkeyPatch):
+def test_base_rates_modes_and_ranks_are_available_under_composers_names(monkeypatch: pytest.MonkeyPatch):
     values: list[Any] = []
 
     def record(state: Any, logger: Any) -> None:
         (scheduler,) = state.schedulers
         values.append((scheduler.base_lrs, state.deterministic_mode, state.tp_enabled, state.fsdp_device_mesh))
 
-    Fitted(AtBatchEnd(record))
+    TrainedRun(AtBatchEnd(record))
     assert values == [([0.1], False, False, None)] * BATCHES
     assert (composer.dist.get_local_world_size(), composer.dist.get_node_rank()) == (1, 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("SLURM_NODEID", "2")
     assert (composer.dist.get_local_world_size(), composer.dist.get_node_rank()) == (8, 2)
-    monkeypatch.setenv("GROUP_RANK", "3")  # torchrun's own count
+    monkeypatch.setenv("GROUP_RANK", "3")  # set by torchrun, and used before SLURM's
     assert composer.dist.get_node_rank() == 3 and composer.dist.is_available()
 
 
@@ -370,22 +370,22 @@ def test_the_error_for_a_value_that_does_not_exist_yet_names_the_event():
                 getattr(view, name)
 
 
-NAMES = ["Trainer", "ComposerModel", "Evaluator", "DataSpec", "LoggerDestination", "utils", "algorithms", "Profiler"]
+ABSENT = ["Trainer", "ComposerModel", "Evaluator", "DataSpec", "LoggerDestination", "utils", "algorithms", "Profiler"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_error_for_another_name_of_composer_says_what_to_import(name: str):
+@pytest.mark.parametrize("name", ABSENT)
+def test_the_error_for_an_unsupported_import_names_a_replacement(name: str):
     with pytest.raises(ImportError, match=f"runner.compat.composer has no {name}: .*runner|return loaders"):
         exec(f"from runner.compat.composer import {name}")
 
 
 @pytest.mark.parametrize("name", ["find_unused_parameters", "backwards_create_graph"])
-def test_properties_that_change_the_backward_pass_are_refused_in_the_class(name: str):
+def test_properties_that_change_the_backward_pass_are_rejected_when_the_class_is_defined(name: str):
     with pytest.raises(TypeError, match=f"Mine.{name} has no counterpart here: leave it out"):
         type("Mine", (composer.Algorithm,), {name: property(lambda self: True)})
 
 
-def test_mistakes_in_hooks_raise_the_errors_of_any_callback():
+def test_mistakes_in_hooks_raise_the_same_errors_as_in_other_callbacks():
     with pytest.raises(TypeError, match="did you mean 'batch_end'"):
         type("Mine", (composer.Callback,), {"batch_ends": lambda self, state, logger: None})
     with pytest.raises(TypeError, match="Mine.batch_end cannot be called as batch_end"):
@@ -396,7 +396,7 @@ def test_mistakes_in_hooks_raise_the_errors_of_any_callback():
         make_trainer(composer.Callback())
 
 
-def test_the_error_for_a_state_that_cannot_be_saved_says_what_can_be(tmp_path: Path):
+def test_the_error_for_a_state_that_cannot_be_saved_says_what_to_return(tmp_path: Path):
     class Mine(composer.Callback):
         def fit_end(self, state: Any, logger: Any):
             composer.save_checkpoint(state, str(tmp_path / "saved"))
@@ -405,15 +405,15 @@ def test_the_error_for_a_state_that_cannot_be_saved_says_what_can_be(tmp_path: P
             return {"seen": {1, 2}}
 
     with pytest.raises(TypeError, match=r"Mine.state_dict\(\) cannot be saved: it holds a set; return tensors"):
-        Fitted(Mine())
+        TrainedRun(Mine())
 
 
-def test_callbacks_of_the_runner_get_its_own_state():
+def test_callbacks_of_the_runner_do_not_get_composers_view_of_the_state():
     types: list[type] = []
 
-    class Own(OwnCallback):
+    class PlainCallback(RunnerCallback):
         def batch_end(self, state, logger):
             types.append(type(state))
 
-    run = Fitted(Own(), hooks.EveryNBatches())
+    run = TrainedRun(PlainCallback(), hooks.EveryNBatches())
     assert {*types} == {type(run.state)}

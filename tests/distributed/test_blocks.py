@@ -1,4 +1,4 @@
-"""The repeated blocks of a network, which are sharded or compiled one by one."""
+"""Find the repeated blocks of a network, which are sharded or compiled one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_outermost_repeated_blocks_are_found():
     assert find_repeated(LanguageModel(GPT(n_layers=1))) == {}
 
 
-def test_no_split_modules_of_a_transformers_model_name_its_blocks():
+def test_blocks_that_a_transformers_model_declares_are_found_even_if_they_occur_once():
     class Network(nn.Module):
         _no_split_modules = ("TransformerBlock",)
 

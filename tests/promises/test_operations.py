@@ -1,8 +1,8 @@
-"""Nothing on the per-batch path waits for the device or for MLflow.
+"""The Trainer adds few operations, no host-device syncs and hardly any memory to a hand-written training step.
 
-The Trainer also adds little work: operations, copies, reads and memory of a step are counted by
-`benchmarks/operations.py` on the CPU, and compared with those of a hand-written loop. Callbacks and algorithms that
-watch or average parameters need the same number of operations for many parameters as for few.
+On the CPU, `benchmarks/operations.py` counts the operations, copies and reads of a step, and `LiveBytes` its memory.
+Callbacks and algorithms add a limited number of operations. Those that watch or average parameters need as many
+operations for many parameters as for few.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from runner.trials.live_bytes import LiveBytes
 
 operations = load("benchmark_of_operations", "operations.py")
 
-MORE = 2
-"""Operations that the Trainer adds to a step, with loss and metrics logged. It saves two when it selects a batch."""
+MOST_ADDED = 2
+"""Operations that the Trainer may add to a step. Metrics and logging need more, but selecting the samples of several
+batches at once saves some."""
 
 
 @pytest.mark.parametrize("title", ["mlp", pytest.param("resnet18", marks=pytest.mark.slow), "gpt"])
 def test_the_trainer_adds_few_operations(title: str, tmp_path: Path):
     task = operations.TASKS[title]
-    hand, ours = operations.by_hand(task), operations.with_trainer(task, tmp_path)
-    assert hand.operations.total() > 10 * len(operations.WATCHED)  # so operations of the backward pass are counted too
-    more = difference(ours, hand.row())
-    assert more[0] <= MORE and more[1:4] == [0, 0, 0]
-    assert more[4] <= 30  # calls of Python functions
+    loop_counts, trainer_counts = operations.by_hand(task), operations.with_trainer(task, tmp_path)
+    assert loop_counts.operations.total() > 10 * len(operations.WATCHED)  # the backward pass is counted too
+    extra = difference(trainer_counts, loop_counts.row())
+    assert extra[0] <= MOST_ADDED and extra[1:4] == [0, 0, 0]
+    assert extra[4] <= 30  # calls of Python functions
 
 
-def test_automatic_microbatches_add_three_operations(tmp_path: Path):
+def test_automatic_microbatches_add_at_most_three_operations(tmp_path: Path):
     counts = operations.with_trainer(TASKS["resnet8"], tmp_path, microbatch_size="auto")
-    more = difference(counts, plain_row("resnet8"))
-    assert more[0] <= 3 and more[1:4] == [0, 0, 0] and more[4] <= 36
+    extra = difference(counts, plain_row("resnet8"))
+    assert extra[0] <= 3 and extra[1:4] == [0, 0, 0] and extra[4] <= 36
 
 
-def test_views_allocations_copies_and_reads_are_counted_separately():
+def test_counts_keep_copies_and_reads_apart_and_ignore_views_and_allocations():
     counts = operations.Counts()
     x = torch.ones(4)
     with operations.Operations(counts), operations.Methods(counts):
@@ -62,7 +63,7 @@ def test_views_allocations_copies_and_reads_are_counted_separately():
 
 
 class Peak(Callback):
-    """Records the peak of live bytes in each batch, and whether a forward pass begins with outputs of the last one."""
+    """Records the peak of live bytes in each batch, and whether old outputs still exist when a forward pass begins."""
 
     def __init__(self, live: LiveBytes):
         self.live = live
@@ -96,14 +97,14 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def peak_by_hand(parts: int) -> int:
-    """Return the peak of live bytes in the last of three hand-written steps, which free logits before the next pass."""
+def peak_by_hand(grad_accum: int) -> int:
+    """Return the peak of live bytes in the third step of a loop that frees logits before the next forward pass."""
     module = make_gpt()
     optimizer = sgd(module.parameters())
 
-    def train_part(inputs: Tensor, targets: Tensor) -> None:
+    def train_microbatch(inputs: Tensor, targets: Tensor) -> None:
         logits = module(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / 64
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / 64  # tokens in a batch
         loss.backward()
 
     inputs, targets = make_tokens()
@@ -112,14 +113,14 @@ def peak_by_hand(parts: int) -> int:
             optimizer.zero_grad()
             live.peak = live.live
             rows = slice(4 * batch, 4 * batch + 4)
-            for microbatch in zip(inputs[rows].chunk(parts), targets[rows].chunk(parts), strict=True):
-                train_part(*microbatch)
+            for microbatch in zip(inputs[rows].chunk(grad_accum), targets[rows].chunk(grad_accum), strict=True):
+                train_microbatch(*microbatch)
             optimizer.step()
     return live.peak
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_memory_never_holds_the_logits_of_two_forward_passes(parts: int, tmp_path: Path):
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_memory_never_holds_the_logits_of_two_forward_passes(grad_accum: int, tmp_path: Path):
     with LiveBytes() as live:
         peak = Peak(live)
         loader = TensorLoader(*make_tokens(), batch_size=4, shuffle=False)
@@ -130,19 +131,19 @@ def test_memory_never_holds_the_logits_of_two_forward_passes(parts: int, tmp_pat
             eval_dataloader=loader,
             optimizers=sgd,
             callbacks=[peak],
-            grad_accum=parts,
+            grad_accum=grad_accum,
             device="cpu",
             run_dir=tmp_path,
         ) as trainer:
             trainer.fit()
-    assert peak.holds_outputs == [False] * (3 * parts + 3)
-    assert 0.95 < peak.peaks[-1] / peak_by_hand(parts) < 1.01
+    assert peak.holds_outputs == [False] * (3 * grad_accum + 3)
+    assert 0.95 < peak.peaks[-1] / peak_by_hand(grad_accum) < 1.01
 
 
 def test_live_bytes_counts_memory_until_its_last_reference_is_gone():
     with LiveBytes() as live:
         x = torch.zeros(1000, requires_grad=True)
-        y = x.exp()  # the backward pass saves it, and keeps it alive after `del y`
+        y = x.exp()  # autograd saves it for the backward pass, so that it outlives `del y`
         z = y.sum()
         view = x.detach().view(10, 100)
         assert live.live == 8004
@@ -201,7 +202,7 @@ LIMITS = {
     "WeightStandardization": ("resnet8", 18, 0),
 }
 READS = {"InfoBatch": 3, "NaNGuard": 1, "StochasticDepth": 1}
-"""Values that an algorithm reads in a step, if any. Only `NaNGuard` reads one from the device."""
+"""Values that an algorithm may read in a step; others read none. Only `NaNGuard` reads a value from the device."""
 CALLS = {"ActivationCheckpointing": 2700}
 MOST_CALLS = 300
 """Calls of Python functions that an algorithm may add to a step, if it is not in `CALLS`."""
@@ -213,7 +214,7 @@ TASKS = {
 }
 
 
-def test_every_algorithm_has_a_limit():
+def test_every_algorithm_has_a_limit_or_a_reason_for_having_none():
     assert sorted({*LIMITS, *NO_LIMIT, *operations.LEFT_OUT} & {*algorithms.__all__}) == sorted(algorithms.__all__)
 
 
@@ -225,7 +226,7 @@ def plain_row(title: str) -> list[float]:
 
 
 def difference(counts: Any, plain: list[float]) -> list[float]:
-    """Return what a step adds to a plain one: operations, copies, bytes, reads and calls."""
+    """Return by how much the counts of a step exceed `plain`: operations, copies, bytes, reads and calls."""
     return [after - before for after, before in zip(counts.row(), plain, strict=True)]
 
 
@@ -233,32 +234,32 @@ def difference(counts: Any, plain: list[float]) -> list[float]:
 def test_an_algorithm_stays_within_its_limit(name: str, tmp_path: Path):
     title, most_operations, most_copies = LIMITS[name]
     algorithm = getattr(algorithms, name)(**ARGUMENTS.get(name, {}))
-    more = difference(operations.with_trainer(TASKS[title], tmp_path, algorithms=[algorithm]), plain_row(title))
-    assert more[0] <= most_operations and more[1] <= most_copies
-    assert more[3] <= READS.get(name, 0) and more[4] <= CALLS.get(name, MOST_CALLS)
+    extra = difference(operations.with_trainer(TASKS[title], tmp_path, algorithms=[algorithm]), plain_row(title))
+    assert extra[0] <= most_operations and extra[1] <= most_copies
+    assert extra[3] <= READS.get(name, 0) and extra[4] <= CALLS.get(name, MOST_CALLS)
 
 
-def test_adaptive_clipping_takes_three_operations_a_parameter(tmp_path: Path):
+def test_adaptive_clipping_needs_three_operations_per_parameter(tmp_path: Path):
     clipping = algorithms.GradientClipping("adaptive", 0.1)
     counts = operations.with_trainer(TASKS["gpt"], tmp_path, algorithms=[clipping])
     parameters = len([*operations.make_module(TASKS["gpt"]).parameters()])
     assert difference(counts, plain_row("gpt"))[0] <= 3 * parameters + 6
 
 
-def test_sample_ledger_keeps_the_losses_of_all_samples_without_a_read(tmp_path: Path):
+def test_sample_ledger_records_losses_without_waiting_for_the_device(tmp_path: Path):
     counts = operations.with_trainer(TASKS["mlp"], tmp_path, callbacks=[callbacks.SampleLedger()])
-    more = difference(counts, plain_row("mlp"))
-    assert more[0] <= 21 and more[3] == 0
+    extra = difference(counts, plain_row("mlp"))
+    assert extra[0] <= 21 and extra[3] == 0
 
 
-def test_all_callbacks_together_add_three_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_callbacks_together_add_at_most_three_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    left_out = {*operations.LEFT_OUT, "SampleLedger"}  # the ledger has its own limit, above
+    left_out = {*operations.LEFT_OUT, "SampleLedger"}  # which has a test of its own
     names = [name for name in callbacks.__all__ if name not in left_out]
     instances = [getattr(callbacks, name)(**ARGUMENTS.get(name, {})) for name in names]
     counts = operations.with_trainer(TASKS["mlp"], tmp_path / "run", callbacks=instances)
-    more = difference(counts, plain_row("mlp"))
-    assert more[0] <= 3 and more[1:4] == [0, 0, 0]
+    extra = difference(counts, plain_row("mlp"))
+    assert extra[0] <= 3 and extra[1:4] == [0, 0, 0]
 
 
 FEW, MANY = 5, 50  # parameters
@@ -272,7 +273,7 @@ WATCHERS: dict[str, dict[str, Any]] = {
 
 
 class Vectors(nn.Module):
-    """A network with a number of small parameters."""
+    """A network with `tensors` parameters, each of shape `(3,)`."""
 
     def __init__(self, tensors: int):
         super().__init__()

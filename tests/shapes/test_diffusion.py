@@ -17,8 +17,8 @@ from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 
-BATCH_SIZE, TIMES, DECAY = 4, 10, 0.5
-SIGNAL = torch.linspace(0.99, 0.1, TIMES)
+BATCH_SIZE, TIMESTEPS, DECAY = 4, 10, 0.5
+SIGNAL = torch.linspace(0.99, 0.1, TIMESTEPS)  # alpha-bar; the noise has the variance 1 - SIGNAL
 
 
 def make_data() -> Tensor:
@@ -30,24 +30,24 @@ def make_network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2))
 
 
-def predict_noise(network: nn.Module, samples: Tensor, times: Tensor, noise: Tensor) -> Tensor:
-    signal = SIGNAL[times][:, None]
+def predict_noise(network: nn.Module, samples: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
+    signal = SIGNAL[timesteps][:, None]
     noisy = signal.sqrt() * samples + (1 - signal).sqrt() * noise
-    return network(torch.cat([noisy, times[:, None] / TIMES], dim=1))
+    return network(torch.cat([noisy, timesteps[:, None] / TIMESTEPS], dim=1))
 
 
 class Diffusion(Model):
-    """Predicts noise; `forward` draws it and the times from torch's default generator."""
+    """Predicts the noise in samples; `forward` draws noise and timesteps from torch's default generator."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network = make_network()
-        self.drawn: list[tuple[Tensor, Tensor]] = []
+        self.draws: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, batch):
-        times, noise = torch.randint(TIMES, (len(batch[0]),)), torch.randn_like(batch[0])
-        self.drawn.append((times, noise))
-        return predict_noise(self.network, batch[0], times, noise), noise
+        timesteps, noise = torch.randint(TIMESTEPS, (len(batch[0]),)), torch.randn_like(batch[0])
+        self.draws.append((timesteps, noise))
+        return predict_noise(self.network, batch[0], timesteps, noise), noise
 
     def loss(self, outputs, batch):
         return mse_loss(*outputs)
@@ -83,30 +83,30 @@ def fit(duration: str, *callbacks: Callback, **arguments: Any) -> Diffusion:
 
 
 def training_draws(model: Diffusion) -> list[tuple[Tensor, Tensor]]:
-    """Return times and noise of each training batch; evaluation has larger batches."""
-    return [(times, noise) for times, noise in model.drawn if len(times) == BATCH_SIZE]
+    """Return the timesteps and the noise of each training batch, and leave out the larger evaluation batches."""
+    return [(timesteps, noise) for timesteps, noise in model.draws if len(timesteps) == BATCH_SIZE]
 
 
 def test_diffusion_trains_like_a_hand_written_loop_and_evaluates_the_ema():
     evaluated = EvaluatedWeights()
     model = fit("3ep", evaluated)
-    drawn = iter(training_draws(model))
+    draws = iter(training_draws(model))
     network = make_network()
     average = deepcopy(network)
     optimizer = AdamW(network.parameters(), lr=0.01)
-    averages, distinct = [], set()
+    averages, distinct_noise = [], set()
     for _ in range(3):
         for samples in make_data().split(BATCH_SIZE):
-            times, noise = next(drawn)
-            distinct.add(tuple(noise.flatten().tolist()))
+            timesteps, noise = next(draws)
+            distinct_noise.add(tuple(noise.flatten().tolist()))
             optimizer.zero_grad()
-            mse_loss(predict_noise(network, samples, times, noise), noise).backward()
+            mse_loss(predict_noise(network, samples, timesteps, noise), noise).backward()
             optimizer.step()
             with torch.no_grad():
                 for slow, fast in zip(average.parameters(), network.parameters(), strict=True):
                     slow.lerp_(fast, 1 - DECAY)
         averages.append([weight.detach().clone() for weight in average.parameters()])
-    assert len(distinct) == 12
+    assert len(distinct_noise) == 12
     assert all(map(torch.equal, model.network.parameters(), network.parameters()))
     for weights, expected in zip(evaluated.weights, averages, strict=True):
         torch.testing.assert_close(weights, expected)
@@ -114,11 +114,11 @@ def test_diffusion_trains_like_a_hand_written_loop_and_evaluates_the_ema():
 
 
 @pytest.mark.parametrize("stop", ["1ep", "6ba"])
-def test_resumed_diffusion_draws_the_noise_of_an_uninterrupted_run(stop: str, tmp_path: Path):
-    whole = fit("3ep")
+def test_a_resumed_run_draws_the_same_noise_as_an_uninterrupted_run(stop: str, tmp_path: Path):
+    uninterrupted = fit("3ep")
     first = fit(stop, CheckpointSaver(save_interval="1ba"), run_dir=tmp_path)
     resumed = fit("3ep", resume_path=tmp_path)
-    expected, actual = training_draws(whole), training_draws(first) + training_draws(resumed)
+    expected, actual = training_draws(uninterrupted), training_draws(first) + training_draws(resumed)
     assert len(expected) == 12
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-    assert all(map(torch.equal, resumed.parameters(), whole.parameters()))
+    assert all(map(torch.equal, resumed.parameters(), uninterrupted.parameters()))

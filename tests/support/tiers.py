@@ -9,10 +9,10 @@ import pytest
 
 
 def fast(cases: Iterable[Any], *names: Any) -> list[Any]:
-    """Return cases for `parametrize`: those with these names belong to the first tier, the others are marked `slow`.
+    """Return the cases for `parametrize`, and mark those that are not in `names` as `slow`.
 
-    A case is a single value, or a tuple with a value for each argument of the test. Its name is the case itself or its
-    first value; if that is a list of words, it may also be written as a string with spaces between the words.
+    A case is a single value, or a tuple with a value for each argument of the test. Its name is the case itself, or the
+    first value of the tuple. A list of words can also be named by one string, with spaces between the words.
 
     Raises:
         ValueError: a name does not match exactly one case.

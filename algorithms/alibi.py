@@ -1,8 +1,9 @@
-"""ALiBi: attention fades with distance, which replaces position embeddings.
+"""ALiBi: attention that fades with distance, instead of position embeddings.
 
-A bias of -s d in the score of a key that is d tokens before the query multiplies its weight, before weights are
-normalized, by exp(-s d). The slope s differs between heads, so that some see far and some near. The bias is defined for
-every distance, including those beyond the length of training. Source: Press et al. 2022, arXiv:2108.12409.
+The score of a key that is d tokens before the query gets a bias of -s d. This multiplies its attention weight, before
+normalization, by exp(-s d). The slope s differs between heads: some heads see far, and others only nearby tokens. The
+bias is defined for every distance, even beyond the length of the training sequences. Source: Press et al. 2022,
+arXiv:2108.12409.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def slopes(n_heads: int) -> list[float]:
     higher one.
     """
     power = 2 ** int(math.log2(n_heads))
-    own = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    return own + [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (n_heads - power), 2)]
+    lower = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return lower + [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (n_heads - power), 2)]
 
 
 def alibi(n_heads: int, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the bias (H, T, T) of the attention scores: slope * (key - query), and -inf for keys after the query."""
+    """Return the bias (H, T, T) of the attention scores: slope * (key - query position), and -inf for later keys."""
     positions = torch.arange(length, device=device)
     distances = positions - positions[:, None]
     # Head by head, because a tensor of slopes would have to be copied to the device.
@@ -46,7 +47,7 @@ def alibi(n_heads: int, length: int, device: torch.device, dtype: torch.dtype) -
 
 
 def refuse_longer(length: int, max_length: int) -> None:
-    """Raise a ValueError if a sequence is longer than the model allows, both in tokens."""
+    """Raise a ValueError if a sequence is longer than the model allows. Both lengths are in tokens."""
     if length > max_length:
         raise ValueError(f"a sequence of {length} tokens is longer than max_sequence_length={max_length!r}")
 
@@ -57,7 +58,7 @@ class _FadingAttention(nn.Module):
     Args:
         max_length: length of the longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
-        biases: the biases of `alibi`.
+        biases: the results of `alibi`, cached by the shape of the queries.
     """
 
     def __init__(self, max_length: int, dropout: float, biases: ShapeCache[Tensor]) -> None:
@@ -82,9 +83,9 @@ class _FadingAttention(nn.Module):
 class ALiBi(Algorithm):
     """Replaces a GPT's learned positions with linear attention biases, and trains on shorter sequences.
 
-    The model can then be used on longer sequences than it was trained on. In training each sequence (N, T) is cut into
-    several, so that a batch keeps its number of tokens; the sample count still counts the original sequences. Works
-    with the GPT of this project. Nothing is random or depends on ranks or microbatches.
+    The model can then be used on longer sequences than it was trained on. In training, each sequence of a batch (N, T)
+    is cut into several shorter ones, so the batch keeps all its tokens; the sample count still counts the original
+    sequences. Works only with this project's GPT. Nothing is random, or depends on the number of ranks or microbatches.
 
     Args:
         max_sequence_length: length of the longest sequence that the model accepts, in evaluation too, in tokens; at
@@ -92,18 +93,18 @@ class ALiBi(Algorithm):
         train_sequence_length_scaling: length of the pieces to train on, as a fraction of the sequence length, above 0
             and at most 1. It must divide the sequences evenly; 1 leaves them whole.
         input_key: index or name of the tokens (N, T) in a batch; all tensors of the batch must be (N, T, ...) and are
-            cut alike.
+            cut in the same way.
         allow_no_match: whether to leave any other model unchanged instead of raising an error.
 
     Raises:
-        ValueError: an argument is out of range; at INIT, the model has no such attention; or, at FIT_START (during
-            training if the data are not held in memory), sequences cannot be cut evenly or are longer than
-            `max_sequence_length`.
+        ValueError: an argument is out of range; at INIT, the model does not have this project's GPT attention; or, at
+            FIT_START (during training if the data are not held in memory), sequences cannot be cut evenly or are longer
+            than `max_sequence_length`.
 
     Evidence:
         Strong for evaluation on longer sequences than in training (Press et al. 2022, "Train Short, Test Long",
         arXiv:2108.12409), which saves time if attention is costly. At equal length it is about as good as other
-        positions.
+        position encodings.
     """
 
     conflicts_with = ("RotaryEmbedding",)

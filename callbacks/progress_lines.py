@@ -1,4 +1,4 @@
-"""Reports progress to programs."""
+"""Reports progress as lines of JSON, for other programs to read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ProgressLines(Callback):
 
     A line is `{"schema", "event", "epoch", "batch", "sample", "loss", "metrics", "time", "run"}`: `event` is
     fit_start, epoch_end, eval_end, alive or fit_end, `loss` is the training loss of the last batch, `metrics` are the
-    last ones of each evaluator, and `time` is in seconds since 1970. During a batch that takes longer than 30 seconds,
-    no line is written. Rank 0 writes.
+    latest of each evaluator, and `time` is in seconds since 1970. Only rank 0 writes. It cannot write during a batch,
+    so the time between two lines may exceed 30 seconds if batches are slow.
 
     Args:
         path: file to append lines to; None means stderr.
@@ -77,7 +77,7 @@ class ProgressLines(Callback):
             "epoch": now.epoch,
             "batch": now.batch,
             "sample": now.sample,
-            "loss": None if loss is None else float(loss),  # waits for the device, too
+            "loss": None if loss is None else float(loss),  # this also waits for the device
             "metrics": metrics,
             "time": time.time(),
             "run": str(state.run_dir),

@@ -29,20 +29,20 @@ from runner.models.model import in_eval_mode
 
 log = logging.getLogger("runner")
 
-SMALL = 10_000  # numbers in a sample; up to this many, the example has two samples, to show that batches may vary
+SMALL = 10_000  # numbers in a sample; if it has no more, the example has two samples, to show that batch sizes vary
 
 
 def check_loggable(state: State, log_model: str) -> None:
     """Check that the model can be logged with the requested weights."""
     if is_sharded(state.unwrapped_model):
-        reason = "rank 0, which logs, has only part of the weights; use +callbacks=export_for_inference"
-        raise wrong_argument("log_model", log_model, f"not with a sharded model: {reason}")
+        reason = "rank 0 does the logging, and has only part of the weights; use +callbacks=export_for_inference"
+        raise wrong_argument("log_model", log_model, f"not possible with a sharded model: {reason}")
     if log_model != "best":
         return
     savers = [callback for callback in state.callbacks if hasattr(callback, "best_checkpoint")]
     if not any(getattr(saver, "monitor", None) for saver in savers):
         raise ValueError(
-            "log_model='best': the best checkpoint needs a metric; add "
+            "log_model='best': a metric must decide which checkpoint is best; add "
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give log_model=last"
         )
 
@@ -50,8 +50,9 @@ def check_loggable(state: State, log_model: str) -> None:
 def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] | None:
     """Write the model as an exported program, and return its spool entry; if that fails, warn and return None.
 
-    The program runs without the network's code, and nothing in it has to be unpickled. A model that maps texts to
-    classes or texts is written in the format of transformers instead.
+    The program runs without the network's code, and nothing in it has to be unpickled. For an image classifier, the
+    code that prepares its images is written too. A transformers model that maps texts to classes or to texts is saved
+    in the transformers format instead.
     """
     folder = run_dir / "mlflow" / FILES / uuid.uuid4().hex
     try:
@@ -70,11 +71,11 @@ def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] |
         entry["digest"] = digest([*module.state_dict().values()])
         with torch.no_grad():
             outputs = module(inputs)
-        if _has_numpy(inputs) and _has_numpy(outputs):
+        if _converts_to_numpy(inputs) and _converts_to_numpy(outputs):
             np.save(folder / EXAMPLE, inputs[: 2 if inputs[:1].numel() <= SMALL else 1].numpy())
             entry |= {"inputs": tensor_spec(inputs), "outputs": tensor_spec(outputs)}
         return entry
-    except Exception as error:  # torch.export raises many kinds of errors, and training is already done
+    except Exception as error:  # torch.export raises errors of many kinds, and training is already done
         reason = next(iter(str(error).strip().splitlines()), "")
         log.warning("MLflow: the model is not logged: %s: %s", type(error).__name__, reason)
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,5 +101,5 @@ def _weights(state: State, log_model: str) -> Iterator[None]:
         yield
 
 
-def _has_numpy(value: Any) -> bool:
+def _converts_to_numpy(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype != torch.bfloat16 and value.ndim > 0

@@ -29,14 +29,15 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueEr
 
 
 class Explanation(NamedTuple):
-    """A text about a fault in a configuration, and the facts behind it."""
+    """A text that explains a fault in a configuration, with facts about the fault."""
 
     text: str
     key: str = ""
     """The config key that the text begins with, if the text also shows the key's value."""
     place: str | None = None
-    """The file and line at fault, if they help."""
+    """The file or line at fault, if it helps to name it."""
     remedy: str = ""
+    """What to do; it follows the text and the place."""
     at: str = ""
     """The config key at fault, however the text begins."""
     is_value: bool = False
@@ -65,7 +66,10 @@ class Explanation(NamedTuple):
 
 @contextmanager
 def config_errors(event: Event | None = None) -> Iterator[None]:
-    """Turn exceptions due to a wrong configuration, or only those of hooks at an event, into one WrongConfig."""
+    """Within the context, turn an exception that a wrong configuration causes into a WrongConfig.
+
+    With an `event`, do so only for exceptions that hooks raise at that event.
+    """
     try:
         yield
     except WrongConfig:
@@ -76,16 +80,16 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
         explanation = explain(error, sys.argv[1:], CONF)
         raise explanation.as_error(error) from error
     except AssertionError as error:
-        file = _with_override_before_a_list(error)
+        file = _file_with_override_before_list(error)
         if file is None:
             raise
         raise WrongConfig(about_override_first(file)) from error
     except RecursionError as error:
-        file = _in_a_circle(error)
+        file = _file_including_itself(error)
         if file is None:
             raise
         raise WrongConfig(
-            f"{file}: its defaults include itself, perhaps through another file; remove the entry"
+            f"{file}: includes itself through its defaults, perhaps by way of another file; remove that entry"
         ) from None
 
 
@@ -122,11 +126,11 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
         return f"needs a value; write {error.full_key}=..."
     first = str(error).strip().splitlines()[0]
     if isinstance(error, InterpolationKeyError) and (match := re.search(r"'([^']+)'", first)):
-        return f"uses ${{{match[1]}}}, and there is no such key; set your own values with +vars.<name>=..."
+        return f"uses ${{{match[1]}}}, but there is no such key; set your own values with +vars.<name>=..."
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 
 
-def _with_override_before_a_list(error: AssertionError) -> str | None:
+def _file_with_override_before_list(error: AssertionError) -> str | None:
     """Return the file whose defaults have an override before a list, or None if Hydra failed for another reason.
 
     Hydra fails an assertion here instead of reporting the file, so the file comes from the traceback's frames.
@@ -137,7 +141,7 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
     return next((frame.f_locals["pcp"] for frame in reversed(frames) if "pcp" in frame.f_locals), None)
 
 
-def _in_a_circle(error: RecursionError) -> str | None:
+def _file_including_itself(error: RecursionError) -> str | None:
     """Return a file whose defaults include itself, from Hydra's frames, or None if something else recurses."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frames = [frame for frame in frames if frame.f_globals["__name__"].startswith("hydra.")]
@@ -159,7 +163,7 @@ def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) ->
 
 
 def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> Explanation:
-    """Return an explanation with the full config key and its file, or else with the section and the user's line.
+    """Return an explanation with the full config key and its file, or else with the section and a line of user code.
 
     Section and argument come from the facts that `runner.config.build` added.
     """
@@ -180,12 +184,12 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (frame for frame in last if not (frame.line or "").startswith("raise "))
         line = next((f"{frame.filename}:{frame.lineno}" for frame in raised), None)
-    trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
+    trace = f"; {VARIABLE}=1 shows the traceback" if isinstance(error, ConstructorFailed) else ""
     return Explanation(text, key, line, trace, at=key or facts.section or _key_of_file(error, overrides))
 
 
 def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:
-    """Return the only typed override of a section whose value appears in a library's message, or ''."""
+    """Return the typed override of a section whose value appears in a library's message; '' unless exactly one does."""
     typed = [item.lstrip("+") for item in overrides if key_of(item).startswith(f"{section}.") and "=" in item]
     values = {item: re.escape(item.partition("=")[2]) for item in typed}
     matching = [item for item, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
@@ -193,7 +197,7 @@ def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:
 
 
 def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
-    """Return the only typed key whose value is the file of an OSError, or a path above or below it, or ''."""
+    """Return the typed key whose value is an OSError's file, or a path above or below it; '' unless exactly one is."""
     file = getattr(error, "filename", None)
     if not isinstance(file, str):
         return ""
@@ -204,7 +208,7 @@ def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Return the innermost line of the traceback outside of this project and all libraries, or None."""
+    """Return the innermost line of user code in a traceback, as `file:line`; None if no user code is in it."""
     if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
         error = error.__cause__
     frames = reversed(traceback.extract_tb(error.__traceback__))

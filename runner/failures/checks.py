@@ -16,7 +16,7 @@ from runner.timing.time import Interval, Time, TimeUnit
 
 log = logging.getLogger("runner")
 
-MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may be endless
+MANY = 10_000  # batches after which an evaluation or prediction suspects a loader without a length to be endless
 
 
 def refuse_if(wrong: Any, name: str, value: Any, reason: str, kind: type[Exception] = ValueError) -> None:
@@ -30,8 +30,8 @@ def check_whole(
 ) -> None:
     """Check that an argument is a whole number in a range.
 
-    `what` describes the argument in the message, such as 'a number of batches', and `none` what None stands for;
-    without it None is not allowed.
+    In the message, `what` describes the argument, such as 'a number of batches', and `none` says what None stands for;
+    without `none`, the argument must not be None.
     """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not (is_whole and least <= value <= most) and not (value is None and none):
@@ -48,8 +48,8 @@ def check_counts(**values: Any) -> None:
 def check_number(name: str, value: Any, interval: str, what: str = "a number", none: str = "") -> None:
     """Check that an argument is a number in an interval.
 
-    `interval` is `'[0, 1)'` for numbers from 0 to below 1; `'(0, inf)'` are finite numbers above 0, and `'(0, inf]'`
-    has infinity too. `what` and `none` are as in `check_whole`.
+    In the notation of `interval`, `'[0, 1)'` includes 0 but not 1, `'(0, inf)'` means any finite number above 0, and
+    `'(0, inf]'` includes infinity too. `what` and `none` are as in `check_whole`.
     """
     low, high = map(float, interval[1:-1].split(","))
     excluded = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
@@ -71,7 +71,7 @@ def _in_words(interval: str, what: str) -> str:
         return what if low == "-inf" else f"{what} above {low}" if interval[0] == "(" else f"{what}, at least {low}"
     if interval[0] == "(":
         return f"{what} above {low} and {'below' if interval[-1] == ')' else 'at most'} {high}"
-    return f"{what} from {low} to {'below ' if interval[-1] == ')' else ''}{high}"
+    return f"{what}, at least {low} and below {high}" if interval[-1] == ")" else f"{what} from {low} to {high}"
 
 
 def _or_none(meaning: str) -> str:
@@ -85,7 +85,7 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
         typed = str(value).lower()
         longer = [other for other in names if typed and typed in other.lower()]
         ratios = {other: difflib.SequenceMatcher(None, other, typed).ratio() for other in names}
-        nearest = max(names, key=ratios.__getitem__)  # the first of equally near names
+        nearest = max(names, key=ratios.__getitem__)  # if several are equally near, the first
         near = longer or ([nearest] if ratios[nearest] >= 0.5 else [])
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
@@ -94,7 +94,7 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
 
 
 def check_keys(name: str, value: Mapping[str, Any], known: Collection[str], owner: str) -> None:
-    """Check that a mapping has only known keys; `owner` describes in the message what they belong to."""
+    """Check that a mapping has only known keys; `owner` names in the message what the keys belong to."""
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
@@ -102,7 +102,7 @@ def check_keys(name: str, value: Mapping[str, Any], known: Collection[str], owne
 
 
 def check_flag(name: str, value: Any, none: str) -> None:
-    """Check that an argument is True, False or None; `none` says what None does."""
+    """Check that an argument is True, False or None; `none` completes 'None, which ...' in the message."""
     refuse_if(
         value is not None and not isinstance(value, bool), name, value, f"must be True, False, or None, which {none}"
     )
@@ -110,7 +110,7 @@ def check_flag(name: str, value: Any, none: str) -> None:
 
 def check_list(name: str, value: Any, what: str = "names") -> None:
     """Check that an argument that takes a list is not a single string."""
-    refuse_if(isinstance(value, str), name, value, f"must be a list of {what}, [{value!r}]")
+    refuse_if(isinstance(value, str), name, value, f"must be a list of {what}, such as [{value!r}]")
 
 
 def check_inner_path(name: str, value: str, example: str) -> None:
@@ -121,14 +121,14 @@ def check_inner_path(name: str, value: str, example: str) -> None:
 
 
 def parse_interval(name: str, value: int | str | Time, example: str) -> Interval:
-    """Return an interval that is not 0, which would mean never."""
+    """Return an interval. An interval of 0 is refused, because it would mean never."""
     interval = Interval(value, name)
     refuse_if(not interval.time.value, name, value, f"must be a time above 0, such as {example!r}")
     return interval
 
 
 def check_subset(name: str, value: int | None) -> int | None:
-    """Return the number of batches to read from a loader; None for all."""
+    """Check and return the number of batches to read from a loader; None means all."""
     check_whole(name, value, 1, none="all")
     return value
 
@@ -155,7 +155,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
 
 
 def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
-    """Check that an argument is a function of one argument, not a class with forgotten parentheses."""
+    """Check that an argument is a function of one argument, not a class whose parentheses were forgotten."""
     try:
         inspect.signature(value).bind("one")
     except TypeError:
@@ -168,15 +168,15 @@ def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
 
 
 def name_of_loader(label: str) -> str:
-    """Return the name that users know for the loader of a label: 'train', an evaluator's label, or 'predict'."""
+    """Return the name by which users know a loader. Its label is 'train', 'predict' or that of an evaluator."""
     names = {"train": "train_dataloader", "predict": "dataloader"}
     return names.get(label, f"dataloader of evaluator {label!r}")
 
 
 def refuse_one_shot(state: Any) -> None:
-    """Refuse a generator, or an iterator of Python's own, that training would read from its beginning more than once.
+    """Refuse a generator or a built-in iterator if training would have to start it over.
 
-    With a limit of batches it is fine: each pass takes the next ones.
+    With a limit on the batches of a pass it is fine: each pass reads the batches after those of the previous pass.
 
     Args:
         state: the State before training.
@@ -193,9 +193,9 @@ def refuse_one_shot(state: Any) -> None:
         if again and hasattr(loader, "__next__") and type(loader).__module__ in ("builtins", "itertools"):
             limit = "train_subset_num_batches" if label == "train" else "Evaluator(subset_num_batches=...)"
             raise ValueError(
-                f"{name_of_loader(label)}: this {type(loader).__name__} can be read once, but is needed again after "
-                f"'{interval}' of '{length}'; give an object whose __iter__ starts anew, such as a list or a class; "
-                f"if it is endless, limit each pass with {limit}"
+                f"{name_of_loader(label)}: this {type(loader).__name__} can be read only once, but is needed again "
+                f"after '{interval}' of '{length}'; give an object whose __iter__ starts over, such as a list, or an "
+                f"instance of a class of your own; if it is endless, limit each pass with {limit}"
             )
 
 

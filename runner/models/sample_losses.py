@@ -14,15 +14,15 @@ from runner.models.model import Model
 
 
 def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
-    """Return the loss of each sample (N,): the model's loss for a batch of that sample alone.
+    """Return the loss of each sample (N,): the model's loss for a batch that contains only that sample.
 
-    The model's loss is called once for all samples, through `torch.func.vmap`. So it must neither read values back from
-    the device nor write in place to tensors that it did not create. Gradients flow through the result.
+    `torch.func.vmap` calls the model's loss once for all samples. Therefore the loss must neither read values back from
+    the device nor change tensors in place that it did not create. Gradients flow through the result.
 
     Args:
-        model: the model; of several losses, the total that training minimizes is used.
-        outputs: outputs of the model, in any nesting; dimension 0 of each tensor is the sample.
-        batch: the batch of these outputs, in any nesting; dimension 0 of each tensor is the sample.
+        model: the model; if it has several losses, the total is used, as in training.
+        outputs: the model's outputs for the batch, nested in any way; samples along dimension 0 of each tensor.
+        batch: the batch, nested in any way; samples along dimension 0 of each tensor.
     """
 
     def loss_of_sample(output: Any, sample: Any) -> Tensor:
@@ -33,8 +33,8 @@ def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
 
 
 def worst_samples(losses: Sequence[float] | Tensor, count: int) -> Tensor:
-    """Return the indices of the highest losses `(N,)`, NaN first, then highest first: int64 `(min(count, N),)`.
+    """Return the indices of the `count` highest of N losses, highest first: int64 `(min(count, N),)`.
 
-    Equal losses keep their order.
+    NaN counts as higher than any number. Equal losses keep their order.
     """
     return torch.as_tensor(losses, dtype=torch.float64).argsort(descending=True, stable=True)[:count]

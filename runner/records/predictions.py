@@ -21,18 +21,19 @@ from runner.training.evaluation import predict_each
 from runner.training.trainer import Trainer
 
 Columns = dict[str, Tensor | list[str]]
-"""Tensors on the CPU by name, in which dimension 0 is the sample, and lists of texts, one for each sample."""
+"""By name, tensors on the CPU with a row for each sample, and lists with a text for each sample."""
 Table = Mapping[str, Tensor | list[Any]]
-"""Columns, or lists of texts or of lists of texts, by name."""
+"""Like `Columns`, but a list may also hold a list of texts for each sample."""
 
 
 def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[str] | None = None) -> tuple[int, str]:
-    """Write `Model.predictions` of every sample; return the number of samples, and a phrase for their order. All ranks.
+    """Write `Model.predictions` of every sample; return their number and a phrase for their order. All ranks.
 
-    The column `index` numbers the samples in that order. A loader with an `order` is read without shuffling, any other
-    as it is. The column `id` has the `ids`, if there are any; `class` has the name of the predicted class, or a list of
-    names. Memory holds one batch at a time, or all batches for a `.pt` file. Rank 0 writes the file, `.parquet`,
-    `.csv`, `.jsonl` or `.pt`, which appears only when it is complete.
+    The column `index` numbers the samples in that order. A loader with an `order` is read without shuffling, and any
+    other loader in its own order. The column `id` has the `ids`, if there are any. The column `class` has the name of
+    the predicted class, or a list of names if a sample may have several classes. Memory holds one batch at a time, or
+    all batches for a `.pt` file. Rank 0 writes the file, whose suffix is `.parquet`, `.csv`, `.jsonl` or `.pt`. It
+    appears only when it is complete.
 
     Raises:
         ValueError: the model's predictions are neither tensors with a row for each sample nor lists of texts.
@@ -56,13 +57,13 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
 
     def take(outputs: Any, samples: int) -> None:
         nonlocal rows
-        mine = _columns(model.predictions(state.batch, outputs), model.num_samples(state.batch), samples)
-        for columns in _gather(mine):
+        local = _columns(model.predictions(state.batch, outputs), model.num_samples(state.batch), samples)
+        for columns in _gather(local):
             count = len(next(iter(columns.values())))
             if file is not None and count:
-                named = {} if ids is None else {"id": [*ids[rows : rows + count]]}
+                id_column = {} if ids is None else {"id": [*ids[rows : rows + count]]}
                 classes = _class_column(columns, names)
-                file.write({"index": torch.arange(rows, rows + count), **named, **classes, **columns})
+                file.write({"index": torch.arange(rows, rows + count), **id_column, **classes, **columns})
             rows += count
 
     try:
@@ -73,11 +74,11 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path, ids: Sequence[s
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    return rows, "the order of the data set" if order is not None else "the order in which the loader gave them"
+    return rows, "the order of the data set" if order is not None else "the order in which the loader yielded them"
 
 
-def _columns(predictions: Any, num_samples: int, counting: int) -> Columns:
-    """Return the rows of the first `counting` samples of a batch; the others are padding."""
+def _columns(predictions: Any, num_samples: int, num_counted: int) -> Columns:
+    """Return the predictions of the first `num_counted` samples of a batch, on the CPU; the others are padding."""
     for name, value in predictions.items():
         is_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
         is_rows = is_texts or (isinstance(value, Tensor) and value.ndim > 0)
@@ -88,13 +89,13 @@ def _columns(predictions: Any, num_samples: int, counting: int) -> Columns:
                 "return tensors with a row for each sample, or lists with a text for each"
             )
     return {
-        name: value[:counting].detach().cpu() if isinstance(value, Tensor) else value[:counting]  # The intended sync.
+        name: value[:num_counted].detach().cpu() if isinstance(value, Tensor) else value[:num_counted]  # intended sync
         for name, value in predictions.items()
     }
 
 
 def _gather(columns: Columns) -> list[Columns]:
-    """Return on rank 0 the columns of all ranks, each sample once, and on other ranks an empty list. All ranks.
+    """Return the columns of all ranks, each sample once, on rank 0; an empty list on other ranks. All ranks.
 
     Nothing is unpickled.
     """
@@ -105,17 +106,18 @@ def _gather(columns: Columns) -> list[Columns]:
     sizes = [torch.tensor(0) for _ in range(get_world_size())]
     distributed.all_gather(sizes, torch.tensor(buffer.tell()))
     largest = max(int(size) for size in sizes)
-    mine = torch.frombuffer(bytearray(buffer.getvalue().ljust(largest, b"\0")), dtype=torch.uint8)
-    shares = [torch.empty_like(mine) for _ in sizes] if get_global_rank() == 0 else None
-    distributed.gather(mine, shares)
+    padded = torch.frombuffer(bytearray(buffer.getvalue().ljust(largest, b"\0")), dtype=torch.uint8)
+    shares = [torch.empty_like(padded) for _ in sizes] if get_global_rank() == 0 else None
+    distributed.gather(padded, shares)
+    group_size = get_world_size() // get_data_parallel_size()  # ranks in a row that have the same samples
     return [
         torch.load(BytesIO(share[:size].numpy().tobytes()), weights_only=True)
-        for share, size in [*zip(shares or [], sizes, strict=False)][:: get_world_size() // get_data_parallel_size()]
+        for share, size in [*zip(shares or [], sizes, strict=False)][::group_size]
     ]
 
 
 def _class_column(columns: Columns, classes: Sequence[str] | None) -> dict[str, list[Any]]:
-    """Return the names of the predicted classes, one for each sample or a list for each; {} if they have no names."""
+    """Return the column `class` with a class name, or a list of them, for each sample; {} if classes have no names."""
     prediction = columns.get("prediction")
     if classes is None or not isinstance(prediction, Tensor) or "probabilities" not in columns:
         return {}
@@ -151,10 +153,10 @@ class _ParquetFile:
 
 
 class _TextFile:
-    """A csv file, or one of JSON lines, with a row for each sample.
+    """A CSV or JSON Lines file with a row for each sample.
 
-    Probabilities of C classes are C columns `probabilities.NAME` in a csv file, and a mapping in JSON. Other lists are
-    JSON in both.
+    Probabilities of C classes are C columns `probabilities.NAME` in CSV, and a mapping in JSON. Other lists are written
+    as JSON in both.
     """
 
     def __init__(self, path: Path, is_csv: bool, classes: Sequence[str] | None) -> None:
@@ -199,11 +201,11 @@ class _TensorFile:
         self._batches: list[Table] = []
 
     def write(self, columns: Table) -> None:
-        before = self._batches[-1] if self._batches else columns
+        previous = self._batches[-1] if self._batches else columns
         for name, value in columns.items():
-            first = before[name]
-            if isinstance(value, Tensor) and isinstance(first, Tensor) and value.shape[1:] != first.shape[1:]:
-                shapes = f"{tuple(first.shape[1:])} and {tuple(value.shape[1:])}"
+            other = previous[name]
+            if isinstance(value, Tensor) and isinstance(other, Tensor) and value.shape[1:] != other.shape[1:]:
+                shapes = f"{tuple(other.shape[1:])} and {tuple(value.shape[1:])}"
                 reason = f"samples of {name} have different shapes, {shapes}; give --format=parquet"
                 raise WrongConfig(f"--format='pt': {reason}", "--format", fix="--format=parquet")
         self._batches.append(columns)
@@ -216,18 +218,18 @@ def _joined(parts: Sequence[Any]) -> Any:
     return torch.cat([*parts]) if isinstance(parts[0], Tensor) else [text for part in parts for text in part]
 
 
-def _arrow(tensor: Tensor | list[Any]) -> Any:
-    """Return a tensor as a column of numbers or of nested lists of them, and a list of texts as it is."""
+def _arrow(values: Tensor | list[Any]) -> Any:
+    """Return a tensor as an Arrow column of numbers or nested lists of numbers, and a list as a column of texts."""
     import numpy
     import pyarrow
 
-    if isinstance(tensor, list):
-        return pyarrow.array(tensor, pyarrow.list_(pyarrow.string()) if isinstance(tensor[0], list) else None)
-    if tensor.is_floating_point() and tensor.itemsize < 4:
-        tensor = tensor.float()  # numpy and Parquet do not support all small floating-point types of torch
-    column = pyarrow.array(tensor.reshape(-1).numpy())
-    for number, size in reversed([*enumerate(tensor.shape)][1:]):
-        lists = tensor.shape[:number].numel()
+    if isinstance(values, list):
+        return pyarrow.array(values, pyarrow.list_(pyarrow.string()) if isinstance(values[0], list) else None)
+    if values.is_floating_point() and values.itemsize < 4:
+        values = values.float()  # numpy and Parquet do not support all small floating-point types of torch
+    column = pyarrow.array(values.reshape(-1).numpy())
+    for dim, size in reversed([*enumerate(values.shape)][1:]):
+        lists = values.shape[:dim].numel()
         offsets = pyarrow.array(numpy.arange(lists + 1, dtype="int32") * size)
         column = pyarrow.ListArray.from_arrays(offsets, column)
     return column

@@ -119,7 +119,7 @@ def explained(*overrides: str) -> str:
                 ["run_name=a(b"],
                 "run_name=a(b: the value cannot be read as it is; write it with two pairs of quotes: 'run_name=\"a(b",
             ),
-            (["seed=${nothing}"], "seed: uses ${nothing}, and there is no such key"),
+            (["seed=${nothing}"], "seed: uses ${nothing}, but there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),
             # The class has this argument, but the config does not set it.
             (
@@ -267,7 +267,7 @@ def test_an_unusual_constructor_error_names_its_line_and_how_to_see_the_trace():
         failed.__cause__ = error
     message = explain(known(failed, section="model", target="x.Y"), [], CONF).message
     assert message.startswith(f"model: KeyError: 'x' (x.Y) [{__file__}:")
-    assert message.endswith("; HYDRA_FULL_ERROR=1 shows the trace")
+    assert message.endswith("; HYDRA_FULL_ERROR=1 shows the traceback")
 
 
 def test_an_error_in_a_resolver_is_reported_without_the_resolver(tmp_path: Path):
@@ -296,7 +296,7 @@ def test_broken_yaml_is_a_config_error_that_names_the_line(tmp_path: Path):
         ("- override /model: mlp\n- /callbacks: [speed_monitor]", "^experiment/mine: .* put overrides last$"),
         (
             "- mine",
-            "^experiment/mine: its defaults include itself, .*; remove the entry$",
+            "^experiment/mine: includes itself through its defaults, .*; remove that entry$",
         ),
         ("- /model: mlp", "^model: a file chooses a second one; .*'override /model: ...' instead$"),
     ],

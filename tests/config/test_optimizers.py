@@ -198,7 +198,7 @@ def test_an_optimizer_can_be_a_function_of_the_model(tmp_path: Path):
     ("optimizer", "message"),
     [
         ({"_target_": f"{OWN}.configure_optimizers", "learning_rate": -1, "weight_decay": 0.1}, "learning rate: -1"),
-        ({"_target_": "runner.optim.Muon", "momentum": 2}, "momentum=2: must be a number from 0 to below 1"),
+        ({"_target_": "runner.optim.Muon", "momentum": 2}, "momentum=2: must be a number, at least 0 and below 1"),
         (
             {"_target_": "torch.optim.SGD", "lr": 0.1, "param_groups": {"a": {"names": "nothing", "lr": 1}}},
             "param_groups.a.names='nothing': matches no parameter",

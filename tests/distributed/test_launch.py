@@ -291,7 +291,7 @@ def test_a_rank_accepts_only_messages_signed_with_the_secret_of_its_launch(
     rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     finished = run_python(["-m", "runner"], cwd=tmp_path, env={**os.environ, **rank, "RUNNER_SECRET": "ours"})
     assert finished.returncode == exit_code, finished.stderr
-    assert ("PermissionError: message/0 in the store of the ranks" in finished.stderr) == (secret == "theirs")
+    assert ("PermissionError: message/0 in the ranks' key-value store" in finished.stderr) == (secret == "theirs")
 
 
 def test_ranks_remove_the_secret_from_the_environment_of_child_processes(monkeypatch: pytest.MonkeyPatch):

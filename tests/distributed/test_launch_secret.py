@@ -33,5 +33,5 @@ def test_a_message_with_a_wrong_signature_is_refused():
         ("message/0", b""),
         ("message/0", b"\xff" * 80),
     ]:
-        with pytest.raises(PermissionError, match=f"^{name} in the store of the ranks was written by"):
+        with pytest.raises(PermissionError, match=f"^{name} in the ranks' key-value store was written by"):
             verified(name, stored)

@@ -14,7 +14,7 @@ from runner.failures.checks import check_counts, check_number, check_one_of, che
     ("interval", "inside", "outside", "words"),
     [
         ("[0, 1]", (0, 0.5, 1), (-0.1, 1.1), "must be a number from 0 to 1"),
-        ("[0, 1)", (0, 0.99), (-1, 1), "must be a number from 0 to below 1"),
+        ("[0, 1)", (0, 0.99), (-1, 1), "must be a number, at least 0 and below 1"),
         ("(0, 1]", (0.1, 1), (0, 2), "must be a number above 0 and at most 1"),
         ("(0, 1)", (0.1,), (0, 1), "must be a number above 0 and below 1"),
         ("(0, inf]", (1e-9, math.inf), (0, -1), "must be a number above 0"),

@@ -202,7 +202,7 @@ def test_dropout_acts_only_in_training_mode():
         ({"vocab_size": 0}, "vocab_size=0: must be a whole number, at least 1"),
         ({"n_layers": 0}, "n_layers=0: must be a whole number, at least 1"),
         ({"n_heads": 3}, "d_model=64: must be a multiple of n_heads=3"),
-        ({"dropout": 1.0}, "dropout=1.0: must be a probability from 0 to below 1"),
+        ({"dropout": 1.0}, "dropout=1.0: must be a probability, at least 0 and below 1"),
         ({"norm": "rms"}, "norm='rms': must be one of 'layer_norm', 'rms_norm'"),
         ({"activation": "relu"}, "activation='relu': must be one of 'gelu', 'relu_squared'"),
     ],

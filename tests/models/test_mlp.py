@@ -37,7 +37,7 @@ def test_dropout_acts_only_in_training_mode():
     [
         ({"hidden": [4, 0]}, r"hidden=\[4, 0\].*at least 1"),
         ({"in_features": 0}, "in_features=0.*at least 1"),
-        ({"dropout": 1.0}, "dropout=1.0: must be a probability from 0 to below 1"),
+        ({"dropout": 1.0}, "dropout=1.0: must be a probability, at least 0 and below 1"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

@@ -24,7 +24,7 @@ LOADER = [torch.zeros(2, 3)]
         ({"label": "a", "subset_num_batches": 0}, "subset_num_batches=0: must be a whole number, at least 1, or None"),
         (
             {"label": "a", "metric_names": "Accuracy"},
-            r"metric_names='Accuracy': must be a list of names, \['Accuracy'\]",
+            r"metric_names='Accuracy': must be a list of names, such as \['Accuracy'\]",
         ),
         ({"label": "a", "eval_interval": "often"}, "eval_interval='often' is not a time"),
         ({"label": "a", "eval_interval": -1}, "eval_interval="),

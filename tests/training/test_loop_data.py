@@ -21,7 +21,7 @@ def test_an_exhausted_generator_is_an_error_in_the_next_epoch():
 @pytest.mark.parametrize("make", [lambda: (batch for batch in make_data(2)), lambda: iter([*make_data(2)])])
 def test_a_generator_that_training_needs_twice_is_refused_before_training(make):
     trainer = make_trainer(train_dataloader=make(), max_duration="2ep")
-    with pytest.raises(ValueError, match=r"train_dataloader: this \w+ can be read once, but is needed again.*'2ep'"):
+    with pytest.raises(ValueError, match=r"train_dataloader: this \w+ can be read only once, but is needed.*'2ep'"):
         trainer.fit()
     assert trainer.state.timestamp.batch == 0
     with pytest.raises(ValueError, match="evaluator 'eval': this .* after '1ep' of '3ep'; give an object"):
@@ -37,7 +37,7 @@ def test_a_generator_can_be_trained_and_evaluated_on_once():
     with make_trainer(train_dataloader=make(), eval_dataloader=make()) as trainer:
         trainer.fit()
         assert (trainer.state.timestamp.batch, trainer.state.eval_timestamp.batch) == (2, 2)
-        with pytest.raises(ValueError, match="this generator can be read once"):
+        with pytest.raises(ValueError, match="this generator can be read only once"):
             trainer.fit("1ep")
     endless = (batch for _ in iter(int, 1) for batch in make_data(2))
     with make_trainer(train_dataloader=endless, train_subset_num_batches=3, max_duration="2ep") as trainer:

@@ -206,7 +206,7 @@ def test_predictions_may_differ_in_length_from_batch_to_batch(tmp_path: Path):
 def test_a_torch_dataloader_is_predicted_in_its_own_order(tmp_path: Path):
     loader = torch.utils.data.DataLoader(torch.arange(5.0), batch_size=2, sampler=[4, 2, 0, 1, 3])  # type: ignore[arg-type]
     rows, order = predict(OwnOutputs(lambda batch: batch), loader, tmp_path / "p.pt")
-    assert (rows, order) == (5, "the order in which the loader gave them")
+    assert (rows, order) == (5, "the order in which the loader yielded them")
     predictions = torch.load(tmp_path / "p.pt", weights_only=True)
     assert predictions["output"].tolist() == [4.0, 2.0, 0.0, 1.0, 3.0] and predictions["index"].tolist() == [
         0,

@@ -1,4 +1,4 @@
-"""Cut a long sequence of tokens into windows for language modeling, and make loaders of them."""
+"""Cuts a long sequence of tokens into windows for language modeling, and makes loaders of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.data.loaders import OrderedLoader, TensorLoader
 from runner.failures.checks import check_counts, check_number, refuse_if
 from runner.failures.errors import wrong_argument
 
-RESIDENT_BYTES = 1 << 30  # maximum size of tokens that are all moved to the device
+RESIDENT_BYTES = 1 << 30  # larger parts stay in host memory, and are copied to the device batch by batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ def check_windows(sizes: WindowSizes) -> None:
 
 
 def check_eval_share(eval_share: float, test_share: float = 0.0) -> None:
-    """Raise ValueError if the shares leave nothing to train or to evaluate on."""
+    """Raise ValueError if the shares leave nothing to train on or nothing to evaluate on."""
     check_number("eval_share", eval_share, "(0, 1)")
     if not 0 <= test_share < 1 - eval_share:
-        raise wrong_argument("test_share", test_share, "must be at least 0, and below 1 together with eval_share")
+        raise wrong_argument("test_share", test_share, "must be at least 0, and its sum with eval_share below 1")
 
 
 def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> None:
@@ -60,7 +60,7 @@ def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> N
 def count_windows(size: int, context: int, unit: str = "tokens") -> int:
     """Return the number of windows in a text.
 
-    They need one more token, as each target is the token after an input.
+    The text needs one token more than the windows have inputs, because each target is the token after its input.
 
     Raises:
         ValueError: the text is too short for a single window.
@@ -80,7 +80,7 @@ def cut_windows(tokens: Tensor, context: int, unit: str = "tokens") -> Tensor:
 
 
 def spread_windows(windows: Tensor, limit: int | None) -> Tensor:
-    """Return evenly spread windows of at most `limit` tokens in total; None returns all windows."""
+    """Return windows spread evenly over the text, of at most `limit` tokens in total; None returns all windows."""
     count = len(windows) if limit is None else min(len(windows), limit // (windows.shape[1] - 1))
     return windows if count == len(windows) else windows[torch.arange(count) * len(windows) // count]
 
@@ -88,7 +88,7 @@ def spread_windows(windows: Tensor, limit: int | None) -> Tensor:
 def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
     """Split windows `(N, context + 1)` into `(inputs, targets)`, both int64 `(N, context)`.
 
-    Windows of int16 are read as uint16, for which torch lacks operations.
+    An int16 window holds the bits of uint16 tokens, because torch has few operations for uint16.
     """
     tokens = windows.long()
     if windows.dtype == torch.int16:
@@ -100,14 +100,14 @@ vars(next_token)["equal_targets"] = True
 
 
 PARTS = ("train", "evaluate", "test")
-"""The uses of tokens, in the order of the loaders; there may be no test tokens."""
+"""What each part of the tokens is used for, in the order of the loaders; a test part is optional."""
 
 
 def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tuple[OrderedLoader, ...]:
-    """Return a training and an evaluation loader of the windows of two parts, and a test loader for a third part.
+    """Return loaders of the windows of each part: for training, for evaluation and, if there is a third, for testing.
 
-    Batches are `(inputs, targets)`, see `next_token`. Every token of a part but the first is a target once an epoch; an
-    incomplete last window is left out. Windows for evaluation are spread evenly over their part.
+    Batches are `(inputs, targets)`, see `next_token`. In each epoch, every token of a part but the first is a target
+    once, except those of an incomplete last window. Windows for evaluation are spread evenly over their part.
 
     Args:
         parts: tokens `(n,)` on the CPU: uint8, int16 (the bits of uint16) or int32.
@@ -134,9 +134,9 @@ def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tu
 def fake_window_loaders(
     counts: Iterable[int], vocab_size: int, sizes: WindowSizes, has_positions: bool = False
 ) -> tuple[FakeLoader, ...]:
-    """Return loaders of made-up batches in place of those of `window_loaders`; all tokens are the largest token.
+    """Return loaders of made-up batches to replace those of `window_loaders`; every token is the vocabulary's largest.
 
-    `counts` are the numbers of tokens. With `has_positions`, batches have positions as a third element.
+    `counts` holds the number of tokens of each part. With `has_positions`, positions are the third element of a batch.
 
     Raises:
         ValueError: a part is shorter than a window.

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) of Hugging Face's peft for models of transformers."""
+"""Adds low-rank adapters (LoRA) to transformers models, with Hugging Face's peft."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from runner.models.hf.tasks import TASKS
 
 
 def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
-    """Return a model of peft around a model of transformers, in which only adapters and a new classifier train.
+    """Wrap a transformers model in a peft model, which trains only the adapters and a new classifier.
 
-    The network is changed in place; `lora` has the arguments of peft's `LoraConfig`.
+    The network is changed in place. `lora` holds arguments of peft's `LoraConfig`.
 
     Raises:
         ModuleNotFoundError: peft is not installed.
-        ValueError: peft has no such argument, or refuses a value.
+        ValueError: peft does not know an argument, or refuses its value.
     """
     peft = import_hf("peft")
     known = sorted({field.name for field in fields(peft.LoraConfig) if field.init} - {"task_type", "inference_mode"})
     check_keys("lora", lora, known, "peft's LoraConfig")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft copes with what it warns about, and with old names of transformers
+            warnings.simplefilter("ignore")  # peft handles what it warns about, and old names of transformers
             return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
@@ -37,23 +37,26 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
 
 
 def base_of(network: Any, name: str, revision: str | None, lora: Mapping[str, Any]) -> Base | None:
-    """Return the base of a pretrained network, with the names there of its weights; None if adapters will change them.
+    """Return the base of a pretrained network, with the names of its weights; None if adapters will change the weights.
 
-    Weights that the task adds are not part of the base: they are drawn.
+    Weights that the task adds are not part of the base, because they are initialized at random.
     """
     if lora.get("init_lora_weights", True) not in (None, True, False, "gaussian"):
         return None  # PiSSA, OLoRA and others subtract the new adapters from the weights
     new = getattr(network, "new_weights", ())  # missing on the meta device
     weights = {key: weight for key, weight in network.named_parameters() if key not in new}
-    # Each machine has files of its own. A rank that finds another base ends the others.
+    # One rank of each machine hashes, because files may differ between machines. If its base differs, all ranks end.
     is_hashed = get_local_rank() == 0 and not any(weight.is_meta for weight in weights.values())
     scales = {key: value for key, value in network.state_dict().items() if parameter_of(key) != key}
-    known = digest_of({**weights, **scales}) if is_hashed else ""
-    return Base(name, revision, known, {*weights})
+    digest = digest_of({**weights, **scales}) if is_hashed else ""
+    return Base(name, revision, digest, {*weights})
 
 
 def leave_out(module: Any, base: Base, ids: set[int]) -> None:
-    """Let checkpoints leave out the parameters of a base, by their ids, that peft has frozen in a module."""
+    """Make a module's checkpoints leave out those parameters of a base that peft has frozen.
+
+    `ids` holds the `id()` of each parameter of the base, because peft changes their names.
+    """
     parameters = module.named_parameters()
     base.weights = {key for key, weight in parameters if id(weight) in ids and not weight.requires_grad}
     module.checkpoint_base = base

@@ -165,10 +165,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "long": ({"context": 10_000}, "context=10000: must be shorter than the text, which has 5986 tokens to train on"),
     "share": ({"eval_share": 1.0}, "eval_share=1.0: must be a number above 0 and below 1"),
     "both": ({"test_path": "texts", "test_share": 0.1}, "test_share=0.1: give a share .* or test_path, not both"),
-    "shares": ({"eval_share": 0.5, "test_share": 0.5}, "test_share=0.5: must be at least 0, and below 1 together"),
+    "shares": (
+        {"eval_share": 0.5, "test_share": 0.5},
+        "test_share=0.5: must be at least 0, and its sum with eval_share below 1",
+    ),
     "test_share": (
         {"eval_path": "texts/c.txt", "test_share": -0.5},
-        "test_share=-0.5: must be a number from 0 to below 1",
+        "test_share=-0.5: must be a number, at least 0 and below 1",
     ),
     "tested too": ({"test_path": "texts/c.txt"}, "test_path='texts/c.txt': .*c.txt' is also in path"),
     "small share": (

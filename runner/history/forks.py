@@ -13,12 +13,12 @@ from runner.records.recording import FORKED_AT, PARENT
 
 
 def find_fork(command: Command, run_dir: str | None) -> tuple[str | None, dict[str, str]]:
-    """Return the parent's last checkpoint at or before the start of a fork, and the tags that name the parent.
+    """Return the parent's last checkpoint at or before the batch of a fork, and the tags that name the parent.
 
-    The checkpoint is None if the parent has none that early.
+    The checkpoint is None if the parent saved none that early.
     """
     if run_dir is None:
-        raise WrongKey("RUN", "has no folder here to begin a new run from; give the run's folder", repr(command.run))
+        raise WrongKey("RUN", "has no folder here to start a fork from; give the run's folder", repr(command.run))
     batch = batch_of(command.batch) or 1
     checkpoint = checkpoint_before(Path(run_dir), batch + 1)
     tags = {PARENT: run_dir, FORKED_AT: str(batch)}

@@ -21,7 +21,7 @@ from runner.terminal.text import print_to_stderr
 
 PARTIAL = ".download"  # in the new folder, until the download is complete
 _temporary: list[TemporaryDirectory[str]] = []
-"""Folders of runs that are only read; removed when this process ends."""
+"""Folders of downloaded runs that are only read; removed when this process ends."""
 
 
 def is_address(text: str) -> bool:
@@ -35,21 +35,21 @@ def mirror_of(address: str) -> str:
 
 
 def download_run(address: str, keep: bool) -> Path:
-    """Return a new folder with a run's record, its newest intact checkpoint and its best checkpoints.
+    """Download a run's record, its newest intact checkpoint and its best checkpoints, and return their new folder.
 
-    If `keep` is set, for a run that continues there, the folder is in `outputs/`, and a process restarted by torchrun
-    or Slurm finds it again and downloads nothing. Otherwise the folder is temporary.
+    Set `keep` if the run will continue in that folder. It is then in `outputs/`, and a process restarted by torchrun or
+    Slurm finds it again and downloads nothing. Otherwise the folder is temporary.
     """
     check_address("RUN", address)
     shown = without_credentials(address)
     try:
         mirror, indexes = _find(address)
-    except Exception as error:  # each file system has its own errors
+    except Exception as error:  # each file system raises its own exceptions
         raise WrongKey("RUN", f"cannot be read: {_reason(address, error)}", repr(shown)) from error
     if not indexes:
         inside = mirror.names()
-        allowed = f"give a run in it, such as {shown.rstrip('/')}/{inside[0]}" if inside else "give a run's address"
-        raise WrongKey("RUN", f"no checkpoint of a run there; {allowed}", repr(shown))
+        example = f", such as {shown.rstrip('/')}/{inside[0]}" if inside else ""
+        raise WrongKey("RUN", f"holds no checkpoint of a run; give the address of a run{example}", repr(shown))
     folder = _make_folder(address, keep)
     if (folder / CONFIG).exists():
         return folder
@@ -67,7 +67,7 @@ def download_run(address: str, keep: bool) -> Path:
         finally:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
     remove_unused()
-    raise WrongKey("RUN", f"no checkpoint there can be used: {'; '.join(reasons)}", repr(shown))
+    raise WrongKey("RUN", f"none of its checkpoints can be used: {'; '.join(reasons)}", repr(shown))
 
 
 def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
@@ -92,14 +92,16 @@ def _make_folder(address: str, keep: bool) -> Path:
 
 
 def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
-    """Download a checkpoint, its record and what were then the best checkpoints; the record appears last.
+    """Download a checkpoint, the run's record, and the checkpoints that were the best when this one was saved.
+
+    The config appears last: a folder that has it is complete.
 
     Raises:
         ValueError: the run has no record, or a file does not match its index.
         OSError: the disk is full, or a file is missing from the mirror.
     """
     if CONFIG not in index.files:
-        raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
+        raise ValueError("its run was started in Python and has no record (config.yaml), so no command can continue it")
     staging = folder / PARTIAL
     staging.mkdir()
     mirror.download(index, name, staging)
@@ -110,7 +112,7 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
             _download_best(mirror, best, staging)
     if index.best and (checkpoints / index.best[0]).is_dir():
         (checkpoints / "best").symlink_to(index.best[0])
-    for path in sorted(staging.iterdir(), key=lambda path: path.name == CONFIG):  # the record appears last
+    for path in sorted(staging.iterdir(), key=lambda path: path.name == CONFIG):  # the config last
         path.rename(folder / path.name)
 
 

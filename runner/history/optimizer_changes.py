@@ -12,8 +12,8 @@ from runner.terminal.console import show_path
 if TYPE_CHECKING:
     from runner.core.state import State
 
-_DERIVES_RATES = "torch."
-"""Prefix of the targets of schedulers that compute each rate from the previous one."""
+_TORCH_SCHEDULERS = "torch."
+"""Prefix of the targets of torch's schedulers, which compute each learning rate from the previous one."""
 
 
 def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
@@ -26,18 +26,19 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
     if state.resumed_from is None or not (before := read_config(state.resumed_from)):
         return
     targets = [str((section.get("scheduler") or {}).get("_target_", "")) for section in (before, config)]
-    can_change = not any(target.startswith(_DERIVES_RATES) for target in targets)  # rates follow from initial_lr alone
+    can_change = not any(target.startswith(_TORCH_SCHEDULERS) for target in targets)  # others use initial_lr only
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for change in find_changes(before, config):
         section, _, name = change.key.partition(".")
         if section not in ("optimizer", "scheduler") or (section == "scheduler" and can_change):
             continue
         names = [name, "initial_lr"] if name == "lr" and "initial_lr" in groups[0] else [name]
-        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # from param_groups
+        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # set by param_groups
         if not can_change or change.after is ABSENT or not _is_shared(groups, names[-1], scales):
             weights = show_path(state.resumed_from)
             raise ValueError(
-                f"{change}: cannot be applied to a checkpoint; start from its weights with trainer.load_path={weights}"
+                f"{change}: cannot be applied to a resumed run; start a new run from its weights with "
+                f"trainer.load_path={weights}"
             )
         for group, scale in zip(groups, scales, strict=True):
             value = change.after if scale == 1 else change.after * scale
@@ -45,7 +46,7 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
 
 
 def _is_shared(groups: Sequence[Mapping[str, Any]], name: str, scales: Sequence[float]) -> bool:
-    """Return whether all groups have a setting, with equal values apart from their scales."""
+    """Return whether all groups have a setting, with values that differ at most by the groups' scales."""
     if not all(name in group for group in groups):
         return False
     first = groups[0][name]

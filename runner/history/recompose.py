@@ -37,7 +37,7 @@ def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig
 
 
 def compose_accepted(overrides: Sequence[str], options: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Compose `conf/` with the overrides that it still accepts, and return both; others may name keys that are gone."""
+    """Compose `conf/` with the overrides that it still accepts, and return both; keys of the others may be gone."""
     with suppress(HydraException, OmegaConfBaseException):
         return compose_conf(overrides, options), list(overrides)
     accepted: list[str] = []
@@ -49,7 +49,7 @@ def compose_accepted(overrides: Sequence[str], options: Sequence[str]) -> tuple[
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed config as plain values; values that depend on Hydra's job come from the record."""
+    """Return a composed config as plain values; values that depend on Hydra's job are the recorded ones."""
     plain = _as_recorded(OmegaConf.to_container(composed), config)
     values: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
     return values
@@ -72,7 +72,7 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
     config whose targets can be checked.
 
     Returns:
-        The directory, or None to compose without it; and whether the run was composed from nothing else.
+        The directory, or None to compose without it; and False if that leaves out files of the run's config, else True.
     """
     directory = typed_value(recorded, CONFIG_DIR)
     if directory is None or config_dir(typed) is not None:
@@ -90,11 +90,11 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
 
 
 def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Return a line about configs that have changed since a run was recorded; an empty list without changes."""
+    """Return a line about what has changed in `conf/` since a run was recorded; an empty list if nothing has."""
     changes = list(find_changes(unmeasured(config), unmeasured(now)))
     if not changes:
         return []
     source = "conf/ or the --config-dir" if config_dir(options) is not None else "conf/"
     more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     listed = "; ".join(map(str, changes[:_SHOWN]))
-    return [f"{source} has changed since, and the recorded config is used: {listed}{more}"]
+    return [f"{source} has changed since the run was recorded; the recorded config is used: {listed}{more}"]

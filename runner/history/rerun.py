@@ -25,7 +25,7 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
     The run's `--config-dir`, if it is used, comes last.
     """
     kept = [override for override in saved.overrides if not any(_replaces(typed, override) for typed in arguments)]
-    arguments = [f"++{argument}" if _has_only_the_record(saved, argument) else argument for argument in arguments]
+    arguments = [f"++{argument}" if _is_only_in_record(saved, argument) else argument for argument in arguments]
     options = [] if saved.config_dir is None else [f"{CONFIG_DIR}={saved.config_dir}"]
     return merge_repeated([*kept, *arguments, *options])  # Hydra's options come last
 
@@ -45,21 +45,21 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
 
 
 def saved_name(command: Command, saved: SavedRun, experiment: Experiment, run_dir: Path) -> str:
-    """Return the name that a run takes from the saved run; '' if its own choices or `run_name` give it one.
+    """Return the name that a run takes from the saved run; '' if its own choices or `run_name` name it.
 
-    A resumed run keeps its name. A rerun or fork is named after the saved run only if the sources of its config are not
-    all there, so that its choices are unknown.
+    A resumed run keeps its name. A rerun or fork is named after the saved run only if some source of its config is
+    missing, because its choices are then unknown.
     """
     if command.row.uses_run not in ("rerun", "fork"):
         return saved.run_name
     if saved.is_whole or experiment.run_name:
         return ""
     chosen = re.sub(r"^(\d+-)+|(-\d+)+$", "", saved.run_name)  # without the time and the date
-    return made_name([chosen], run_dir) if chosen else ""
+    return default_name([chosen], run_dir) if chosen else ""
 
 
-def made_name(chosen: Sequence[str], run_dir: Path) -> str:
-    """Return the default name of a run, made from its folder and the names of its choices, such as model and data.
+def default_name(chosen: Sequence[str], run_dir: Path) -> str:
+    """Return a run's default name, which consists of its folder and the names of its choices, such as model and data.
 
     The time comes first, because MLflow's lists and charts cut names off after 20 characters.
     """
@@ -110,10 +110,10 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
         into.pop(key, None)
 
 
-def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
-    """Return whether an argument changes a key that the record has but `conf/` lacks.
+def _is_only_in_record(saved: SavedRun, argument: str) -> bool:
+    """Return whether an argument changes a key that is in the recorded config but not in `conf/`.
 
-    Either an override added the key, or `conf/` has changed since.
+    Either an override added the key, or `conf/` no longer has it.
     """
 
     def has(section: Any) -> bool:
@@ -133,6 +133,6 @@ def _appends(argument: str) -> bool:
 
 def _replaces(typed: str, saved: str) -> bool:
     """Return whether a typed override replaces a saved one, because it sets the same key or a parent of that key."""
-    if typed.startswith("~"):  # removes a key, which other overrides may have to add first
+    if typed.startswith("~"):  # it removes a key that other overrides may have to add first
         return saved.startswith("~") and key_of(typed) == key_of(saved)
     return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")

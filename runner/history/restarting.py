@@ -23,7 +23,7 @@ from runner.terminal.text import print_to_stderr
 
 @contextmanager
 def restarting(job: Job) -> Iterator[None]:
-    """Restart a run if the machine fails within the context, for example if a rank is killed. All ranks.
+    """Within the context, restart the run if the machine fails, for example if a rank is killed. All ranks.
 
     Raises:
         Requeued: Slurm should requeue the job, after such a failure or after a signal.
@@ -76,9 +76,9 @@ def _restart(run_dir: Path, limit: int, reason: str) -> None:
     batch = saved_batch(run_dir)
     number = restarts.count_failure(str(run_dir), limit, batch)
     if number == 0:
-        cause = f"{limit} restarts in a row have trained no further" if limit else "launch.restarts=0"
+        cause = f"{limit} restarts in a row made no progress" if limit else "launch.restarts=0"
         command = show_command("resume", show_path(run_dir))
-        print_to_stderr(f"WARNING: not restarted ({cause}); when the machine is in order: {command}")
+        print_to_stderr(f"WARNING: not restarted ({cause}); when the machine works again: {command}")
         return
     start = "the beginning" if batch < 0 else f"batch {batch}"
     reason = without_credentials(f"restart {number} of {limit}, from {start}, because the machine failed: {reason}")
@@ -87,7 +87,7 @@ def _restart(run_dir: Path, limit: int, reason: str) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """Return an error as one line; for another rank's failure, the last line of its trace that names an exception."""
+    """Return an error as one line; for another rank's failure, the last line of its traceback that has an exception."""
     if isinstance(error, RankFailed):
         lines = [line for line in error.trace.splitlines() if re.match(r"[\w.]+: ", line)] or error.trace.splitlines()
         return f"rank {error.rank}: {lines[-1]}"

@@ -1,6 +1,6 @@
-"""Finds saved runs by folder or id, and reads their records, whether trusted or not.
+"""Finds saved runs by folder, id or address, and reads their records, including those of other users.
 
-The record is authoritative: its config is used as composed at that time, even if `conf/` has changed since.
+The record is authoritative: its config is used as it was composed for that run, even if `conf/` has changed since.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SavedRun:
     """A run's record, in plain containers, so that launchers can send it to other processes.
 
     Attributes:
-        typed: the run as it was typed.
+        typed: the name of the run, as it was typed.
         path: the named run folder or checkpoint; None if only the record was downloaded.
         run_dir: the run's folder; None if only the record was downloaded.
         config: the recorded config.
@@ -62,10 +62,10 @@ class SavedRun:
         base: the current `conf/` composed with these overrides.
         run_name: the name of the run; empty if unknown.
         config_dir: the recorded `--config-dir`, if it is used and the user typed no other.
-        is_whole: whether `base` has all sources of the run's config, and so makes the same choices.
+        is_whole: whether `base` was composed from all sources of the run's config, and so makes the same choices.
         unused: recorded arguments missing from `overrides`; the next record keeps them.
-        code: modules to rerun with if some have changed since, for `import_from`.
-        is_own: whether this user made the record, and it is unchanged since.
+        code: contents of the kept modules to import instead of the current ones, for `import_from`.
+        is_own: whether this user made the record, and nobody has changed it since.
     """
 
     typed: str
@@ -104,7 +104,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
         return _read(command, typed, str(folder), folder)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(typed).absolute()
-    folder = next((up for up in (path, *path.parents[:2]) if Record(up).exists), None)
+    folder = next((parent for parent in (path, *path.parents[:2]) if Record(parent).exists), None)
     if folder is not None:
         return _read(command, typed, str(path), folder)
     if command.row.uses_run != "resume":
@@ -119,9 +119,12 @@ def find_saved_run(command: Command) -> SavedRun | None:
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
-    """Return whether a folder without a record, as of a run in Python, holds a checkpoint, complete or not."""
-    with suppress(OSError):  # temporary files may vanish meanwhile
-        manifests = (file for up in ("*", "*/*") for file in run_dir.glob(f"{up}/{MANIFEST}"))
+    """Return whether a folder without a record holds a checkpoint, complete or not.
+
+    Runs that are started in Python have checkpoints, but no record.
+    """
+    with suppress(OSError):  # temporary files may disappear meanwhile
+        manifests = (file for folder in ("*", "*/*") for file in run_dir.glob(f"{folder}/{MANIFEST}"))
         return any("files" in read_object(file) for file in manifests)
     return False
 
@@ -130,7 +133,7 @@ def with_latest(command: Command) -> Command:
     """Return a command that names the latest run by its folder instead of `latest`, and print the folder."""
     if command.run != "latest":
         return command
-    run = keep_across_restarts("latest", lambda: str(require_latest_run()))  # after a restart, this run is the latest
+    run = keep_across_restarts("latest", lambda: str(require_latest_run()))  # a restart must not find this new run
     note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
     print_to_stderr(f"INFO: latest: {run}{note}")
     return replace(command, words=(run, *command.words[1:]))
@@ -161,7 +164,7 @@ def is_id(text: Any) -> bool:
 
 
 def _find_by_id(command: Command, run_id: str) -> SavedRun:
-    """Find a run through the destinations in the user's own config, even if the new run does without them."""
+    """Find a run through the destinations in the user's own config, even if the command turns them off."""
     arguments = command.overrides
     typed = [argument for argument in arguments if not re.match(r"-|~callbacks|callbacks=", argument)]
     with composing():
@@ -177,7 +180,7 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
             raise wrong_argument("RUN", run_id, f"matches several runs: {', '.join(sorted(paths))}; give a folder")
         folder = Path(paths.pop())
         if not Record(folder).exists:
-            raise wrong_argument("RUN", run_id, "this run has no record (config.yaml), as it was not made by a command")
+            raise wrong_argument("RUN", run_id, "this run has no record (config.yaml), because no command made it")
         return _read(command, run_id, None if folder == target else str(folder), folder)
 
 
@@ -195,7 +198,7 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
         raise wrong_argument("RUN", typed, str(error)) from error
     if record.verb == OWN_LOOP and command.row.needs_experiment:
         again = printable(str(record.environment.get("command", "")))
-        reason = "runner.Recorder recorded this run of another loop, which only its own command can train again"
+        reason = "runner.Recorder recorded this run of a custom training loop; only its own command can train it again"
         raise wrong_argument("RUN", typed, f"{reason}: {again}")
     if record.verb not in TRAINING and command.row.needs_experiment:
         trainer = config.get("trainer")
@@ -228,7 +231,7 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
         run_name=record.run_name,
         config_dir=directory,
         is_whole=has_all and accepted == plain,
-        # This user signs the next record, so nothing by other people may get into it unseen.
+        # The next record gets this user's signature, so nothing that other people wrote may slip into it.
         unused=[override for override in recorded if override not in accepted] if record.is_own else [],
         is_own=record.is_own,
         code=code,
@@ -238,7 +241,8 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
 def _check(command: Command, record: Record, configs: Sequence[Any], mirror: str) -> dict[str, str]:
     """Check that a record may be used; make the modules kept with it importable, and return those to import.
 
-    `configs` are the recorded config and the one composed now; `mirror` is the address that the run comes from.
+    `configs` are the recorded config and the one composed now; `mirror` is the address of the folder
+    above the downloaded one, or empty if nothing was downloaded.
     """
     allowed = command.options["allow_targets"]
     check_targets(record, configs, allowed)
@@ -269,7 +273,7 @@ def _file_of(command: Command) -> Path | None:
 
 
 def first_batch(command: Command) -> int | None:
-    """Return the batch whose session's record counts; None for the newest record. A wrong batch is refused later."""
+    """Return the batch whose session has the record to use; None: the newest record. A bad batch is refused later."""
     if command.row.uses_run not in ("fork", "retrain"):
         return None
     return batch_of(command.batch) or command.options.get("batch", 1)
@@ -284,6 +288,6 @@ def _is_plain(override: str) -> bool:
     key, _, value = override.partition("=")
     group, _, package = key_of(key).partition("@")
     is_for_hydra = any(re.match(r"\s*hydra\b", part) for part in (group, package))
-    is_choice = "." not in group  # the key of a single value contains its section
+    is_choice = "." not in group  # a key with a dot sets a value, and chooses no file
     leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
     return not (override.startswith("-") or is_for_hydra or leads_out or "${" in override)

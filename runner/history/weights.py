@@ -16,7 +16,7 @@ from runner.records.record import Record
 from runner.terminal.console import show_path
 
 BASELINE = "runner.baseline"
-"""Tag of a run that uses a model with the weights that it has before training."""
+"""Tag of a run that uses a model with its initial weights, as they are before training."""
 
 
 def with_saved_weights(
@@ -25,8 +25,8 @@ def with_saved_weights(
     """Return the experiment of a run that uses saved weights, and tags that name their source.
 
     The weights are those with which the saved run was evaluated: their average, if an algorithm averages weights. The
-    saved run is neither resumed nor changed. Without one, a model chosen on the command line keeps the weights that it
-    has before training, and serves as a baseline.
+    saved run is neither resumed nor changed. Without a saved run, a model chosen on the command line keeps its initial
+    weights, and serves as a baseline.
     """
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")

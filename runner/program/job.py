@@ -38,7 +38,7 @@ from runner.failures.errors import Diverged, SessionOver, WrongConfig
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.exits import exits_as_failures
 from runner.history.forks import find_fork
-from runner.history.rerun import arguments_to_record, made_name, merge_config, options_of, saved_name
+from runner.history.rerun import arguments_to_record, default_name, merge_config, options_of, saved_name
 from runner.history.saved_run import SavedRun, from_the_start
 from runner.history.weights import with_saved_weights
 from runner.libraries.importing import importing
@@ -291,7 +291,7 @@ def name_run(
     name = experiment.run_name
     if not name:
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
-        name = made_name(chosen, run_dir)
+        name = default_name(chosen, run_dir)
     if saved is not None and experiment.run_name == saved.config.get("run_name"):
         name = saved_name(command, saved, experiment, run_dir) or name
     return f"{command.verb}-{name}" if command.row.uses_weights else str(name)

@@ -21,7 +21,7 @@ JSON = "--json"
 """The option, which every verb has."""
 SCHEMA = 1
 """The version of the format. It grows when a field is removed or changes its meaning, not when a field is added."""
-MAX_TEXT = 1_000_000  # characters
+MAX_TEXT = 1_000_000  # characters of printed text to keep for the answer
 _REASONS = {INTERRUPTED: "Ctrl-C ended the command", TERMINATED: "SIGTERM ended the command"}
 
 _fields: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def run_with_answer(run: Callable[[Sequence[str]], int]) -> int:
         with redirect_stdout(output):
             try:
                 code = run(arguments)
-            except KeyboardInterrupt:  # while the runner is imported
+            except KeyboardInterrupt:  # Ctrl-C while the runner was still being imported
                 code = INTERRUPTED
     finally:
         at_abrupt_end.remove(end)
@@ -82,10 +82,10 @@ def run_with_answer(run: Callable[[Sequence[str]], int]) -> int:
             os.dup2(stdout, 1)
             os.close(stdout)
     if restarts.is_requested():
-        return code  # the next attempt prints it
+        return code  # the next attempt prints the answer
     if is_rank_zero():
         print(_as_text(typed, code, "".join(output.texts)), flush=True)
-    atexit.register(os.dup2, 2, 1)  # runs before the functions registered earlier, which may print
+    atexit.register(os.dup2, 2, 1)  # at exit, functions that were registered earlier run after this one, and may print
     return code
 
 

@@ -33,22 +33,22 @@ def show_typed(command: Sequence[str]) -> str:
 
 
 def override(key: str, text: str) -> str:
-    """Return the override that sets a key to a text, in quotes if Hydra would otherwise read something else."""
+    """Return the override that sets a key to a text, quoted if Hydra would otherwise read it as something else."""
     return f"{key}={text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else quoted(text)}"
 
 
 def quoted(text: str) -> str:
-    """Return text as a quoted value of an override, from which Hydra and OmegaConf read exactly that text."""
+    """Return text quoted as the value of an override, so that Hydra and OmegaConf read exactly this text."""
     return in_quotes(re.sub(r"(\\*)\$\{", r"\1\1\\${", text))  # escape interpolations
 
 
 def in_quotes(text: str) -> str:
-    """Return text in quotes for Hydra's grammar. OmegaConf still resolves its interpolations."""
+    """Return text in quotes for Hydra's grammar. OmegaConf still resolves interpolations in it."""
     return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def unquoted(text: str) -> str:
-    """Return the text of a typed value, which may be quoted in Hydra's grammar."""
+    """Return the text of a typed value, without the quotes and escapes of Hydra's grammar if it has any."""
     if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
         inner = re.sub(rf"(\\+)(?={text[0]}|$)", lambda match: match[1][: len(match[1]) // 2], text[1:-1])
         return re.sub(r"(\\+)\$\{", lambda match: match[1][: len(match[1]) // 2] + "${", inner)

@@ -22,11 +22,11 @@ STYLES = {"ok": "bold green", "warning": "bold yellow"}
 """Styles by the first word of a label."""
 
 _announced: tuple[Path, int, int] | None = None
-"""The run whose title was printed early: its folder, the number of the title's lines, and `texts_written()` then."""
+"""The run whose title was printed early: its folder, how many lines the title took, and `texts_written()` after it."""
 
 
 def make_console(width: int = 120) -> Any:
-    """Return a console as wide as the terminal. Elsewhere it has `width` columns, unless COLUMNS sets the number."""
+    """Return a console as wide as the terminal; without a terminal, `width` columns wide, or COLUMNS if that is set."""
     from rich.console import Console
 
     class PrintableConsole(Console):
@@ -41,7 +41,7 @@ def make_console(width: int = 120) -> Any:
 
 
 class Unpadded:
-    """Rich output without the blanks that pad its lines."""
+    """A Rich renderable, printed without blanks at the ends of its lines."""
 
     def __init__(self, renderable: Any) -> None:
         self._renderable = renderable
@@ -74,7 +74,7 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def announce(name: str, run_dir: Path) -> None:
-    """Print the title of a run on a terminal even before the run is created, so that a user sees a start at once."""
+    """Print the title of a run on a terminal before the run is created, so that users see at once that it starts."""
     from rich.text import Text
 
     global _announced
@@ -95,7 +95,7 @@ def take_back_title() -> None:
 
 
 def print_title(name: str, run_dir: Path) -> None:
-    """Print the name and the folder of a run as its first line, unless `announce` has."""
+    """Print the name and folder of a run as its first line, unless `announce` has printed them already."""
     global _announced
     if _announced is None or _announced[0] != run_dir.absolute():
         make_console().print(_title(name, run_dir), style="bold", soft_wrap=True)
@@ -109,7 +109,7 @@ def _title(name: str, run_dir: Path) -> str:
 
 
 def print_failure(error: BaseException) -> None:
-    """Print the traceback of a failure on stderr, without credentials and of the rank that failed first."""
+    """Print the traceback of a failure on stderr, without credentials; that of another rank if it failed first."""
     text = f"{error}\n" if isinstance(error, RankFailed) else format_failure(error)
     print_to_stderr(without_credentials(text).removesuffix("\n"))
 

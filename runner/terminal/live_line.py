@@ -39,7 +39,7 @@ def live_line(console: Any, draw: Callable[[], Any], interval: float) -> Iterato
         refresh_per_second=1 / interval,
         transient=True,
         get_renderable=draw,
-        redirect_stderr=stderr.isatty(),  # text for a file must not go to the console
+        redirect_stderr=stderr.isatty(),  # if stderr is a file, its text must not go to the console instead
     )
     with live, ExitStack() as stack:
         move_logs(stack, stderr, sys.stderr)

@@ -27,7 +27,7 @@ def lasting_output() -> Iterator[None]:
     out = sys.stdout or os.fdopen(1, "w", closefd=False)
     err = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (out, err):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters, such as those of a name
+        if isinstance(stream, io.TextIOWrapper):  # a terminal's encoding may lack characters, such as accents
             stream.reconfigure(errors="replace")
     lasting_out: Any = _LastingStream(out, "stdout", err)
     lasting_err: Any = _LastingStream(err, "stderr", out)
@@ -37,7 +37,7 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
-    """Append all output and logging of this process within the `with` block to a file, not to the terminal.
+    """Within the `with` block, append all output and logging of this process to a file instead of the terminal.
 
     With `is_printed`, the terminal gets everything too. Without a path, output goes only to the terminal.
     """
@@ -62,7 +62,7 @@ def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
 
 
 def texts_written() -> int:
-    """Return how many texts this process has written so far; two equal counts mean that nothing was printed between."""
+    """Return how often this process has written text; if two counts are equal, nothing was printed in between."""
     return _LastingStream.written
 
 
@@ -97,7 +97,7 @@ class _Both:
 class _LastingStream:
     """Writes text to a stream, and drops text that cannot be written, with one warning to `other`."""
 
-    written = 0  # texts, over all instances
+    written = 0  # number of writes, summed over all instances
 
     def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
         self._stream = stream

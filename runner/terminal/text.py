@@ -16,8 +16,8 @@ from runner.files.printable import printable
 
 WIDEST = 100  # columns of running text: longer lines are hard to read
 UNLIMITED = 10_000  # columns of a table in a pipe
-LEAST = 20  # columns for the last cell of a row
-LONGEST = 26  # characters of a cell that counts for the width of its column
+LEAST = 20  # minimum width of the last cell of a row, in columns
+LONGEST = 26  # characters; a longer cell does not widen its column
 NUMBER_WIDTH = 9  # characters of the widest text that `show_number` returns
 
 
@@ -108,8 +108,8 @@ def draw_table(columns: Sequence[Column]) -> list[str]:
     depth = max(len(column.head) for column in columns)
     aligned = []
     for column in columns:
-        form = f"{{:{'>' if column.is_number else '<'}{column.width}}}"
-        aligned.append([form.format(cell) for cell in [""] * (depth - len(column.head)) + column.head + column.cells])
+        layout = f"{{:{'>' if column.is_number else '<'}{column.width}}}"
+        aligned.append([layout.format(cell) for cell in [""] * (depth - len(column.head)) + column.head + column.cells])
     lines = ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
     return [*map(heading, lines[:depth]), *lines[depth:]]
 
@@ -120,7 +120,7 @@ def in_columns(rows: Sequence[Sequence[str]], indent: int = 2) -> Iterator[str]:
     rows = [[printable(cell) for cell in row] for row in rows]
     aligned = [*zip(*rows, strict=True)][:-1]
     widths = [max((len(cell) for cell in cells if len(cell) <= LONGEST), default=0) for cells in aligned]
-    start = indent + sum(widths) + 2 * len(widths)  # of the last column
+    start = indent + sum(widths) + 2 * len(widths)  # where the last column starts
     for *cells, last in rows:
         head = " " * indent + "".join(f"{cell:<{size}}  " for cell, size in zip(cells, widths, strict=True))
         if len(head) > start:  # after a long cell, the last cell goes to the next line
@@ -132,7 +132,7 @@ def in_columns(rows: Sequence[Sequence[str]], indent: int = 2) -> Iterator[str]:
 
 
 def paragraphs(text: str, indent: int = 0) -> Iterator[str]:
-    """Yield the lines of a docstring, rewrapped. Each item of a list starts a line; indented blocks are kept."""
+    """Yield the lines of a docstring, rewrapped. A list item starts a new line; indented blocks stay as they are."""
     width = min(columns(), WIDEST)
     blank = " " * indent
     for number, block in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):

@@ -211,7 +211,7 @@ def test_resume_refuses_changes_and_applies_allowed_ones(run_here: Any, tmp_path
         pytest.param(
             (),
             ("~optimizer.weight_decay", "--allow-changes=optimizer"),
-            "cannot be applied to a checkpoint",
+            "cannot be applied to a resumed run",
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -224,7 +224,7 @@ def test_resume_refuses_changes_and_applies_allowed_ones(run_here: Any, tmp_path
         pytest.param(
             ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),
             ("optimizer.lr=0.3", "--allow-changes=optimizer"),
-            "start from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
+            "start a new run from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
             marks=pytest.mark.slow,
         ),
     ],

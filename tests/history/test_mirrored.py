@@ -214,9 +214,9 @@ def test_a_single_checkpoint_can_be_downloaded(mirror: Path, tmp_path: Path, mon
     [
         (
             "file://{mirror}",
-            r"RUN='file://.*': no checkpoint of a run there; give a run in it, such as file://.*/one",
+            r"RUN='file://.*': holds no checkpoint of a run; give the address of a run, such as file://.*/one",
         ),
-        ("file://{mirror}/none", "RUN='file://.*/none': no checkpoint of a run there; give a run's address"),
+        ("file://{mirror}/none", "RUN='file://.*/none': holds no checkpoint of a run; give the address of a run"),
         ("nothing://runs", "RUN='nothing://runs': no such protocol"),
         ("http://u:secret@127.0.0.1:1/runs", r"RUN='http://\*\*\*@127.0.0.1:1/runs': cannot be read: "),
     ],
@@ -236,6 +236,6 @@ def test_a_mirror_without_a_usable_checkpoint_says_why(mirror: Path, tmp_path: P
     monkeypatch.chdir(tmp_path)
     for checkpoint in (tmp_path / "one").glob("*/"):
         (checkpoint / "config.yaml").write_text("x")
-    with pytest.raises(WrongKey, match="no checkpoint there can be used: ep3: config.yaml differs"):
+    with pytest.raises(WrongKey, match="none of its checkpoints can be used: ep3: config.yaml differs"):
         download_run(f"file://{tmp_path}/one", keep=True)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]

@@ -143,7 +143,7 @@ def test_a_typed_config_dir_replaces_the_recorded_one(run: Path, run_here: Calla
     (tmp_path / "other" / "experiment" / "mine.yaml").write_text(other)
     done = run_here("rerun", str(run), "--config-dir=other", "hydra.run.dir=again", code=0)
     assert done.err == (
-        "INFO: conf/ or the --config-dir has changed since, and the recorded config is used: "
+        "INFO: conf/ or the --config-dir has changed since the run was recorded; the recorded config is used: "
         "model.module.hidden: [8] -> [128, 128]; optimizer.lr: 0.07 -> 0.3\n"
     )
     assert arguments_of(tmp_path / "again") == [f"--config-dir={tmp_path / 'other'}", *MADE]

@@ -224,7 +224,7 @@ def test_the_final_error_names_a_sample_that_kills_every_worker(here: Path, run_
     messages = restarts(finished.stderr)
     assert [line.partition(" of")[0] for line in messages][-3:] == ["restart 1", "restart 2", "restart 3"]
     assert re.search(r"RuntimeError: data worker \d .* while it read sample 17; batch \d+ of epoch 1", finished.stderr)
-    advice = "not restarted (3 restarts in a row have trained no further); when the machine is in order: "
+    advice = "not restarted (3 restarts in a row made no progress); when the machine works again: "
     assert f"{advice}python -m runner resume run" in finished.stderr
     assert "resume" not in finished.stdout  # the attempts that are restarted must not tell the user to resume
     assert json.loads((here / "run" / "result.json").read_text())["error"]["code"] == "environment"

@@ -185,7 +185,7 @@ def test_a_recorder_refuses_wrong_arguments_and_folders_and_verbs_refuse_its_run
         pass  # a run that continues may change its config
     for verb in ("resume", "rerun", "eval", "predict"):
         refused = run_here(verb, "run", code=2)
-        assert "runner.Recorder recorded this run of another loop" in refused.err, verb
+        assert "runner.Recorder recorded this run of a custom training loop" in refused.err, verb
 
 
 def test_recorded_loops_are_listed_and_compared_like_runs(tmp_path: Path, run_here: Any):

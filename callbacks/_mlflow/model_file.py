@@ -42,7 +42,7 @@ def check_loggable(state: State, log_model: str) -> None:
     savers = [callback for callback in state.callbacks if hasattr(callback, "best_checkpoint")]
     if not any(getattr(saver, "monitor", None) for saver in savers):
         raise ValueError(
-            "log_model='best': a metric must decide which checkpoint is best; add "
+            "log_model='best': the best checkpoint needs a metric; add "
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give log_model=last"
         )
 

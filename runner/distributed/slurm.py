@@ -126,7 +126,7 @@ def check_progress(trained: bool) -> None:
     _write_memory()
     if idle >= IDLE_ATTEMPTS:
         raise RuntimeError(
-            f"{idle} attempts in a row trained no further, so the job is not requeued: its time limit may be too "
+            f"{idle} attempts in a row made no progress, so the job is not requeued: its time limit may be too "
             "short to start in, or the machine keeps failing"
         )
 

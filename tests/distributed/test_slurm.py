@@ -134,7 +134,7 @@ def test_a_job_without_progress_in_three_attempts_is_not_requeued(
 
     for number, saved in enumerate([False, False, True, False, False]):
         attempt(number, saved)
-    with pytest.raises(RuntimeError, match="3 attempts in a row trained no further"):
+    with pytest.raises(RuntimeError, match="3 attempts in a row made no progress"):
         attempt(5, saved=False)
 
 

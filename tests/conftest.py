@@ -110,8 +110,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Import torchmetrics like the product does: in a third of the time, and with any torchvision."""
+    """Import torchmetrics like the product does: in a third of the time, and with any torchvision.
+
+    Garbage collection is off until all tests are collected, because nearly all objects live until the process ends.
+    """
     if not session.config.getoption("numprocesses", None):  # under xdist, only its workers collect
+        gc.disable()
         from runner.libraries.torchmetrics import import_torchmetrics
 
         import_torchmetrics()
@@ -120,6 +124,7 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_finish() -> None:
     """Exempt all objects loaded so far from garbage collection: a full pass over them takes most of a second."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ NOT_IMPORTED = {
 }
 
 
+@cache
 def imported() -> dict[str, str]:
     """Return the third-party packages that the project imports, each with a file that imports it."""
     files: dict[str, str] = {}

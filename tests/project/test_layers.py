@@ -126,18 +126,23 @@ def all_sources() -> tuple[Source, ...]:
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """Yield every node below `node` that exists at run time, so without bodies of `if TYPE_CHECKING`."""
-    for child in ast.iter_child_nodes(node):
+    waiting = [*ast.iter_child_nodes(node)]
+    for child in waiting:
         if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in child.orelse:
-                yield other
-                yield from statements(other)
+            waiting += child.orelse
         else:
             yield child
-            yield from statements(child)
+            waiting += ast.iter_child_nodes(child)
 
 
-def imports(source: Source) -> Iterator[Import]:
-    """Yield all imports of a file at run time, also in functions and by `import_module` with a constant name."""
+@functools.cache
+def imports(source: Source) -> tuple[Import, ...]:
+    """Return all imports of a file at run time, also in functions and by `import_module` with a constant name."""
+    return tuple(find_imports(source))
+
+
+def find_imports(source: Source) -> Iterator[Import]:
+    """Yield the imports for `imports`."""
     package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
     for node in statements(source.tree):
         match node:

@@ -1,8 +1,9 @@
-"""The Trainer adds few operations, no host-device syncs and hardly any memory to a hand-written training step.
+"""Nothing on the per-batch path waits for the device or for MLflow.
 
-On the CPU, `benchmarks/operations.py` counts the operations, copies and reads of a step, and `LiveBytes` its memory.
-Callbacks and algorithms add a limited number of operations. Those that watch or average parameters need as many
-operations for many parameters as for few.
+The Trainer also adds few operations and hardly any memory to a hand-written training step. On the CPU,
+`benchmarks/operations.py` counts the operations, copies and reads of a step, and `LiveBytes` its memory. Callbacks and
+algorithms add a limited number of operations. Those that watch or average parameters need as many operations for many
+parameters as for few.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.randn(15, 2, 6, 6, dtype=torch.float64), torch.arange(15) % 3
 
 
-@pytest.mark.parametrize("scope", fast(["block", "model", "step"], "step"))
+@pytest.mark.parametrize("scope", fast(["block", "model", "step"], "model"))
 @pytest.mark.parametrize(("build", "make_data"), [(wide, images), pytest.param(gpt, tokens, marks=pytest.mark.slow)])
 def test_nothing_is_compiled_after_the_first_epoch_and_evaluation(
     make_trainer, count_graphs, build: Callable, make_data: Callable, scope: str, uncompiled

@@ -85,6 +85,7 @@ def on_two_ranks() -> None:
     destroy_process_group()
 
 
+@pytest.mark.slow
 def test_options_reach_ddp_and_only_compression_changes_weights(run_ranks):
     first, *_ = run_ranks(program_of("algorithms/test_ddp", "on_two_ranks"), 2)
     assert first.stdout.split() == ["True"]

@@ -138,6 +138,7 @@ def test_an_interrupted_run_has_the_status_killed(folder: Path, number: signal.S
     wait_until(lambda: query("select status from runs") == [("KILLED",)])
 
 
+@pytest.mark.slow
 def test_an_error_before_the_first_batch_adds_no_run_and_changes_none(folder: Path) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))

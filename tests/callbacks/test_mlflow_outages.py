@@ -170,6 +170,7 @@ def make_trainer(run_dir: Path, batches: int, *loggers: Any, callbacks: Any = ()
     return tiny_trainer(*callbacks, loggers=loggers, **arguments)
 
 
+@pytest.mark.slow
 def test_a_server_gets_everything_from_a_run_and_from_its_resumption(
     store: Store, run_app: Any, tmp_path: Path
 ) -> None:

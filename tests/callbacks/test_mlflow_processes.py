@@ -152,6 +152,7 @@ def test_four_processes_that_start_together_create_one_store(tmp_path: Path, mon
     assert points("loss") == sorted((step, float(step)) for step in [*range(1, 51)] * 4)
 
 
+@pytest.mark.slow
 def test_an_unused_writer_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r});"

@@ -28,6 +28,7 @@ def log_unsent(run_dir: str, *arguments: Any) -> None:
             log_steps(state, logger, range(1, 4))
 
 
+@pytest.mark.slow
 def test_data_of_a_deleted_experiment_is_sent_after_it_is_restored(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,8 +113,8 @@ PROGRAM = """
     ("world_size", "faulty_rank", "batch", "interval", "detected_at", "ranks", "equal_at"),
     [
         (2, 1, 4, "3ba", 6, [1], 3),
-        (3, 2, 0, "1ba", 1, [2], 0),
-        (2, 0, 3, "1ep", 5, [1], 0),
+        pytest.param(3, 2, 0, "1ba", 1, [2], 0, marks=pytest.mark.slow),
+        pytest.param(2, 0, 3, "1ep", 5, [1], 0, marks=pytest.mark.slow),
     ],
 )
 def test_each_rank_ends_with_an_error_that_says_where_replicas_differ(

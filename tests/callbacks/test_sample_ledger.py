@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planted_runs import flip_labels, keep_ledger
+from tiers import fast
 from torch import Tensor, nn
 
 from runner import Callback, ClassificationModel, LanguageModel, Trainer
@@ -141,7 +142,7 @@ def test_most_wrong_labels_are_among_the_suspects(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("workers", [False, True])
+@pytest.mark.parametrize("workers", fast([False, True], False))
 def test_samples_of_tokens_are_shown_as_texts(tmp_path: Path, workers: bool):
     tokens = torch.tensor([[*f"text {number}".encode()] for number in range(8)])
     tensors = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -152,6 +152,7 @@ def test_a_resumed_run_keeps_its_id_and_logs_each_step_once(tmp_path: Path):
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_process_have_different_ids(tmp_path: Path):
     ids = []
     for name in ("a", "b"):

@@ -110,7 +110,8 @@ def save_split_layers() -> None:
             assert difference(plain, train(case, Path("run"), resume_path=f"{parallel}/sharded", **options)) == 0
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_layers_split_by_tensor_parallelism_are_saved_in_shards(run_ranks, tmp_path: Path, ranks: int):
     run_ranks(program_of("checkpoints/test_shards", "save_split_layers"), ranks)
     for parallel in ("ddp", "fsdp"):

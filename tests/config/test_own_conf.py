@@ -211,6 +211,7 @@ def test_a_conf_that_configures_hydra_is_not_read_and_runs_no_code(project: Path
     assert not (project / "executed").exists()
 
 
+@pytest.mark.slow
 def test_a_conf_with_sweep_settings_is_read(project: Path, run_here: Any):
     write(project / "conf", {"sweep/mine.yaml": "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"})
     ended = run_here("-m", "sweep=mine", *SHORT, "trainer.max_duration=1ba", "callbacks=none", code=0)

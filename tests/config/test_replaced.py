@@ -66,6 +66,7 @@ def test_a_run_with_dropped_keys_says_so_in_one_line_and_can_be_rerun(folder: Pa
     assert records[0]["optimizer"] == records[1]["optimizer"] and "momentum" not in records[0]["optimizer"]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_optimizers_drops_keys_only_for_replaced_choices(folder: Path, run_here: Any):
     typed = (*SHORT, "experiment=digits_plain", "callbacks=none", "optimizer=sgd,adamw")
     done = run_here("-m", *typed, code=0)

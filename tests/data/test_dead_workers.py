@@ -118,8 +118,8 @@ def test_the_death_of_a_worker_after_the_last_batch_is_no_error():
     assert contents([*read, *batches]) == read_without_workers()
 
 
-@pytest.mark.parametrize("kind", ["samples", "batches"])
-@pytest.mark.parametrize("worker_count", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", fast(["samples", "batches"], "samples"))
+@pytest.mark.parametrize("worker_count", fast([1, 3], 1))
 def test_an_error_names_the_sample_that_killed_its_worker(worker_count, kind):
     class Deadly(Noisy):
         def __getitem__(self, index):

@@ -116,6 +116,7 @@ class Knot:
         self.queue.close()
 
 
+@pytest.mark.slow
 def test_a_collected_queue_closes_each_descriptor_once(monkeypatch: pytest.MonkeyPatch):
     failed: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)

@@ -95,6 +95,7 @@ def test_simultaneous_iterations_have_separate_workers():
     ]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_can_use_its_own_classes_and_functions(tmp_path: Path):
     (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "runner.py").write_text("raise SystemExit('runner.py shadows the package')\n")

@@ -430,6 +430,7 @@ def test_unsupported_kinds_of_parallelism_are_refused(run_here, arguments: tuple
     assert message in run_here(*arguments, code=2).err
 
 
+@pytest.mark.slow
 def test_check_predicts_the_memory_of_a_rank(run_here):
     plain = ("check", "model=gpt", "data=stdlib_text", "algorithms=none", "launch.nproc_per_node=4")
     split = run_here(*plain, "trainer.tensor_parallel=2", "trainer.parallel=fsdp", code=0).out

@@ -69,6 +69,7 @@ def test_a_recipe_for_images_in_folders_passes_a_dry_run_without_warnings(name: 
     try_out(f"experiment={name}", f"data.path={tmp_path}", *small)
 
 
+@pytest.mark.slow
 def test_the_recipe_for_texts_trains_without_warnings(tmp_path: Path, run_here: Any):
     model = make_llama(tmp_path / "model")
     (tmp_path / "texts").mkdir()
@@ -109,6 +110,7 @@ def test_the_recipe_for_texts_in_a_csv_file_trains_without_warnings(tmp_path: Pa
     assert "MulticlassAccuracy" in ended.out and "class_weights=balanced: " in ended.err
 
 
+@pytest.mark.slow
 def test_the_recipe_for_image_transfer_trains_without_warnings(tmp_path: Path, run_here: Any):
     for package in ("torchvision", "timm"):
         if find_spec(package) is None:

@@ -62,6 +62,7 @@ def test_the_key_with_the_largest_effect_is_the_most_important():
     assert find_importances(settings[:9]) == {}
 
 
+@pytest.mark.slow
 def test_several_objectives_have_a_front_in_the_report(folder: Path, run_here: Any):
     output = " ".join(run_here(*SEARCH, *SEVERAL, "hydra.sweeper.n_trials=3", code=0).out.split())
     assert " front lr=" in output and "none is better in eval/loss and time" in output

@@ -126,6 +126,7 @@ def test_a_job_with_a_changed_config_replaces_the_previous_one(run_here: Any, fo
     assert "mine" in name and name.endswith("-2")
 
 
+@pytest.mark.slow
 def test_forks_at_several_batches_are_separate_jobs(run_here: Any, folder: Path):
     assert run_here(*QUIET, "callbacks.checkpoint_saver.save_interval=1ba").code == 0
     (run,) = folder.glob("outputs/20*/*")

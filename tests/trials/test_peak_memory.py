@@ -81,9 +81,14 @@ CASES = [
     (*GPT[:-1], "algorithms=activation_checkpointing"),
     (*HF, *TOKENS, "algorithms=none", "model.module.overrides={vocab_size:256,n_embd:32,n_layer:2,n_head:2}"),
 ]
+FIRST_TIER = [case for case in CASES if case in (("model=resnet8",), GPT) or "model=mlp" in case]
 
 
-@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param(case, marks=[] if case in FIRST_TIER else pytest.mark.slow) for case in CASES],
+    ids=" ".join,
+)
 def test_the_predicted_peak_is_that_of_the_allocator(overrides: tuple[str, ...], tmp_path: Path):
     findings = predicted(*overrides)
     assert findings.unpredicted == ""
@@ -224,6 +229,7 @@ def test_an_algorithm_that_reads_values_is_left_out_of_the_prediction(reads: str
     assert (reads in findings.unpredicted) == (reads == "nan_guard")
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_have_fewer_activations():
     alone, split = (predicted(*GPT, *more).sizes.activations for more in ((), (SPLIT, "launch.nproc_per_node=2")))
     assert 0.5 * alone < split < 0.9 * alone  # activations between the blocks and outputs are not split

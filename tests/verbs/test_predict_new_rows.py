@@ -113,7 +113,8 @@ def by_transformers(work: Path, run: str, folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "form"), [(".csv", "jsonl"), (".jsonl", "csv"), (".parquet", "parquet"), (".txt", "jsonl")]
+    ("suffix", "form"),
+    fast([(".csv", "jsonl"), (".jsonl", "csv"), (".parquet", "parquet"), (".txt", "jsonl")], ".csv", ".txt"),
 )
 def test_texts_of_each_file_format_have_the_predictions_of_transformers(
     work: Path, tmp_path: Path, run_app: Any, run_here: Any, suffix: str, form: str

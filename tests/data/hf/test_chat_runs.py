@@ -48,6 +48,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
     return read_file(find_checkpoint(run), "model.pt")
 
 
+@pytest.mark.slow
 def test_ranks_and_microbatches_train_like_whole_batches_and_a_run_resumes(
     command: list[str], run_here: Any, run_app: Any, tmp_path: Path
 ):

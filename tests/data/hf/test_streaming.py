@@ -150,7 +150,7 @@ def test_losses_in_file_order_equal_those_of_a_loaded_data_set(rows: dict[str, A
 
 @pytest.mark.parametrize(
     ("ranks", "num_workers"),
-    [(1, 0), (2, 0), (1, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(2, 2), (3, 0), (3, 2)])],
+    [(1, 0), (2, 0), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(1, 2), (2, 2), (3, 0), (3, 2)])],
 )
 def test_each_row_is_read_once_per_epoch_on_ranks_and_workers(
     rows: dict[str, Any], ranks: int, num_workers: int, monkeypatch: pytest.MonkeyPatch

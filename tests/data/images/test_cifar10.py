@@ -244,6 +244,7 @@ def own_noise(image: Any) -> Any:
     return Image.blend(image, Image.new("RGB", image.size, tuple(numpy.random.randint(0, 256, 3).tolist())), 0.3)
 
 
+@pytest.mark.slow
 def test_own_transforms_see_the_images_and_draw_by_seed_epoch_and_sample(folder: Path):
     v2 = import_torchvision("torchvision.transforms.v2")
     _, plain = load(folder)

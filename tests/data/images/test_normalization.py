@@ -37,6 +37,7 @@ def test_a_standard_deviation_must_be_positive(std: Any):
         Normalization(0.5, std)
 
 
+@pytest.mark.slow
 def test_commands_take_the_normalization_from_the_data(run_here: Any, tmp_path: Path):
     command = ("algorithms=[rand_augment,augmix]", "trainer.max_duration=2ba", "callbacks=[checkpoint_saver]")
     run_here(*command, code=0)

@@ -11,6 +11,7 @@ import torch
 from main_runs import run_folders
 from shard_files import write_parquet, write_tars, write_tokens
 from shard_server import serving
+from tiers import fast
 
 MLP = ("model=mlp", "model.module.in_features=4", "model.num_classes=3")
 GPT = ("model=gpt", "model.module.context=4")
@@ -26,7 +27,7 @@ SMALL = (
 )
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=fast(KINDS, "tokens"))
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     """Write shards of a format, and return the arguments of a run on them."""
     write, arguments = KINDS[request.param]

@@ -204,6 +204,7 @@ def test_each_row_of_a_data_set_is_a_document(tmp_path: Path, monkeypatch: pytes
         load_hf_dataset(**options)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_on_packed_documents_is_bit_identical(tmp_path: Path, run_here: Any):
     (tmp_path / "texts").mkdir()
     for number in range(30):

@@ -85,6 +85,7 @@ def test_adapters_on_two_ranks_resume_bit_for_bit(
     assert base["module"]["digest"] == bases_of(HFCausalLM(str(llama), lora=LORA))[""].digest
 
 
+@pytest.mark.slow
 def test_a_moved_base_is_used_from_the_new_path_and_another_base_is_refused(run_here, llama: Path, tmp_path: Path):
     run_here(*command(), code=0)
     before = run_here("eval", "run", "hydra.run.dir=before", code=0).out

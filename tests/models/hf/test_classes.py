@@ -153,6 +153,7 @@ def test_names_zeros_and_ones_and_columns_give_the_same_labels(bert: Path, files
     assert dataset.classes == (None if targets == "labels" else [*CLASSES])
 
 
+@pytest.mark.slow
 def test_a_multi_label_model_of_texts_is_trained_and_exported(run_here: Any, bert: Path, files: Path):
     options = ["data.targets=names", "model.multi_label=true", "model.class_weights=balanced", "hydra.run.dir=run"]
     run_here("check", *command(bert, "many.csv", *options), code=0)

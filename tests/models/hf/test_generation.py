@@ -257,6 +257,7 @@ def rows_in(path: Path) -> list[dict[str, str]]:
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
+@pytest.mark.slow
 def test_training_eval_predict_and_resume_agree_on_texts_and_scores(run_here, models: Path, pairs: Path):
     run_here(*command(models / "bart", "trainer.eval_interval=2ba"), code=0)
     run_here("eval", "run", "hydra.run.dir=eval", code=0)

@@ -91,6 +91,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     hub.close()
 
 
+@pytest.mark.slow
 def test_a_model_is_downloaded_once_and_resumed_without_a_request(hub: Hub, run_app):
     trained = run_app(*RUN, "trainer.max_duration=2ba", "hydra.run.dir=run", env=hub.env)
     assert trained.stderr == "INFO: looking for 'owner/tiny' on the Hub\n"

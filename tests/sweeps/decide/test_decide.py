@@ -31,6 +31,7 @@ def decision(folder: Path) -> dict[str, Any]:
     return json.loads((sweep / "results.json").read_text())["decision"]
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_0_is_worse_after_six_seeds_and_a_rerun_trains_nothing(run_here: Any, folder: Path):
     command = ("decide", "optimizer.lr=0.3,0.0", *QUIET)
     finished = run_here(*command, code=0)

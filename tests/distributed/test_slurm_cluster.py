@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -193,11 +194,13 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A new cluster for each test, so that tests do not affect each other."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    with running_cluster(folder) as running:
+    # Not in `tmp_path`: the path of a socket has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder,
+        running_cluster(Path(folder)) as running,
+    ):
         yield running
 
 

@@ -98,7 +98,7 @@ def refusal_of(task: str, key: str, other: str) -> str | None:
 
 REFUSALS = {(task, key, other): refusal_of(task, key, other) for task, key, other in PAIRS}
 COMPATIBLE = [pair for pair, refusal in REFUSALS.items() if refusal is None]
-GROUP_SIZE = 8
+GROUP_SIZE = 6
 
 
 def make_groups(task: str) -> list[tuple[str, ...]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import RunApp
 
 OWN = """
 import os, sys
@@ -17,7 +17,7 @@ def flip(image): return image.rotate(180)
 
 
 @pytest.mark.slow
-def test_workers_of_images_start_with_torchvision_imported(run_app: RunApp, tmp_path: Path):
+def test_workers_of_images_start_with_torchvision_imported(run_app: Any, tmp_path: Path):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("torchvision")
     for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from multiprocessing import forkserver, resource_tracker
 
 from runner.distributed.environment import environment
@@ -14,18 +15,19 @@ _PRELOAD = ["runner.distributed.server_signals", "torch", "numpy", "runner.data.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def start_fork_server(data: str = "") -> None:
+def start_fork_server(targets: Iterable[str] = ()) -> None:
     """Start the server, unless it is running, without waiting for it.
 
     Its imports take about as long as those of this process, so start it before importing torch. It ends after this
     process and all workers. A worker gets this process's environment and path when it starts.
 
     Args:
-        data: the dotted name of the function that loads the data. If it is ours and its package has a module
-            `preloaded`, the server imports that too; otherwise each worker would spend seconds on it.
+        targets: the dotted names of the functions and classes that make the data. A package of ours among them may have
+            a module `preloaded`: the server imports it, because each worker would need seconds for that.
     """
-    package = data.rsplit(".", 2)[0]
-    forkserver.set_forkserver_preload([*_PRELOAD, *([f"{package}.preloaded"] if package.startswith("runner.") else [])])
+    packages = {"runner.data.images" if name.startswith("torchvision.") else name.rsplit(".", 2)[0] for name in targets}
+    preloaded = [f"{package}.preloaded" for package in sorted(packages) if package.startswith("runner.data.")]
+    forkserver.set_forkserver_preload([*_PRELOAD, *preloaded])  # skips modules that do not exist
     quiet = "ignore:resource_tracker:UserWarning"  # the tracker warns when it cleans up after killed processes
     with environment({"PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), quiet)))}):
         resource_tracker.ensure_running()

@@ -246,14 +246,15 @@ def start_ranks(experiment: Experiment, hydra_config: Any) -> Threads:
     if jobs > 1 and experiment.trainer.get("device", "auto") in ("auto", "cuda"):
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
     ranks().start(processes, threads.number)
-    if uses_workers(experiment):
-        start_fork_server(experiment.data.target)
+    start_server_of_workers(experiment)
     return threads
 
 
-def uses_workers(experiment: Experiment) -> bool:
-    """Return whether workers read an experiment's data, so that their server should start early."""
-    return bool(experiment.data.get("num_workers"))
+def start_server_of_workers(experiment: Experiment) -> None:
+    """Start the server of data workers early, if workers read an experiment's data."""
+    data = experiment.data
+    if data.get("num_workers"):
+        start_fork_server(section.target for section in data.nested())
 
 
 def check_command(command: Command, experiment: Experiment) -> None:
@@ -357,8 +358,7 @@ def follow(ranks: Ranks) -> int:
 
 def _follow(ranks: Ranks) -> int:
     for job in map(Job.from_message, ranks.receive()):
-        if uses_workers(job.experiment):
-            start_fork_server(job.experiment.data.target)
+        start_server_of_workers(job.experiment)
         with output_to(job.log, job.is_logged_too):
             try:
                 run(job)

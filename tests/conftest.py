@@ -110,7 +110,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Import torchmetrics as the product does: in a third of the time, even if the operators of torchvision do not load.
+    """Import torchmetrics as the product does: in a third of the time, and with any build of torchvision.
 
     Garbage collection is off until all tests are collected, because nearly all objects live until the process ends.
     """

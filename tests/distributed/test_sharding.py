@@ -342,7 +342,7 @@ def train_hybrid() -> None:
         with make_trainer("text", folder=Path("run"), **options) as trainer:
             assert count_copies(trainer.state.unwrapped_model) == 2
             trainer.fit()
-        message = r"ranks \[3\] differ .* first 'module.blocks.0.mlp.up.weight'"
+        message = r"ranks \[3\] differ .* starting with 'module.blocks.0.mlp.up.weight'"
         drifting = make_trainer("text", Drift(), folder=Path("run"), **options)
         with pytest.raises(RuntimeError, match=message), drifting:
             drifting.fit()

@@ -118,7 +118,8 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
 
 def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the default names in a list; compose a config only if more than config.yaml determines them."""
-    if any(word.startswith("-") or key_of(word) in ("experiment", "sweep", "hydra.searchpath") for word in overrides):
+    options = [word for word in overrides if word.startswith("-") and word not in ("-m", "--multirun")]
+    if options or {"experiment", "sweep", "hydra.searchpath"} & {*map(key_of, overrides)}:
         return list(_compose_without(group, overrides, conf).get(group) or {})
     return default_choices()[group]
 

@@ -206,7 +206,7 @@ def test_corrupt_data_do_not_harm_a_guarded_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_run_on_clean_data_is_never_rolled_back(seed: int):
     assert train_language(250, seed, range(0), SpikeGuard())[1] == 0
 

@@ -149,11 +149,13 @@ def test_give_same_samples_gives_pairs_of_ranks_the_order_of_half_as_many_ranks(
 def equal_replicas() -> None:
     """Train the cases in sys.argv with replicas and split layers, and resume each checkpoint in each layout. All ranks.
 
-    Results must be equal up to rounding: weights are in float64, metrics in float32.
+    On four ranks, the split layers are also sharded; those of the first tier have replicas too. Results must be equal
+    up to rounding: weights are in float64, metrics in float32.
     """
     with on_ranks():
-        layouts = [TWO] if get_world_size() == 2 else [TWO, {**TWO, "parallel": "fsdp"}]
         for name in sys.argv[1:]:
+            layouts: list[dict[str, Any]] = [TWO] if get_world_size() == 2 or name in FIRST_TIER else []
+            layouts += [{**TWO, "parallel": "fsdp"}] if get_world_size() == 4 else []
             case, folder = CASES[name], Path(name.replace(": ", "-").replace(" ", "_"))
             plain = train(case, folder, save=folder / "ddp", exact=True)
             for layout in layouts:

@@ -15,7 +15,7 @@ import torch
 import yaml
 from kept_runs import SHORT, tree
 
-TRIES = 300
+TRIES = 120
 FEW = 4  # tries in the first tier
 SECRET = b"qv7Xk2-what-nobody-may-send"
 TOGETHER = 30  # tries in a test, which trains two runs first

@@ -63,13 +63,13 @@ def test_extrapolation_is_deterministic():
 @pytest.mark.slow
 @pytest.mark.parametrize(("floor", "rungs"), [(0.0, 5), (1.0, 4)])
 def test_most_intervals_contain_the_next_mean(floor: float, rungs: int):
-    """95 % are promised. With few seeds the coverage is 92 %, and then 98 % of such tests have at least 50 of 60."""
+    """95 % are promised. With few seeds the coverage is 92 %, and then 97 % of such tests have at least 25 of 30."""
     generator = np.random.default_rng(rungs)
     compute = COMPUTE[:rungs]
     inside = 0
-    for _ in range(60):
+    for _ in range(30):
         interval = extrapolate(compute, noisy_losses(generator, compute, floor), 2 * compute[-1], 3).interval
         (measured,) = noisy_losses(generator, [2 * compute[-1]], floor)
         assert interval is not None
         inside += interval[0] <= np.mean(measured) <= interval[1]
-    assert inside >= 50, inside
+    assert inside >= 25, inside

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from tiers import fast
 from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel, LanguageModel
@@ -91,8 +90,9 @@ def images() -> tuple[Tensor, Tensor]:
     return torch.randn(15, 2, 6, 6, dtype=torch.float64), torch.arange(15) % 3
 
 
-@pytest.mark.parametrize("scope", fast(["block", "model", "step"], "model"))
-@pytest.mark.parametrize(("build", "make_data"), [(wide, images), pytest.param(gpt, tokens, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["block", "model", "step"])
+@pytest.mark.parametrize(("build", "make_data"), [(wide, images), (gpt, tokens)])
 def test_nothing_is_compiled_after_the_first_epoch_and_evaluation(
     make_trainer, count_graphs, build: Callable, make_data: Callable, scope: str, uncompiled
 ):

@@ -187,6 +187,7 @@ def test_the_state_does_not_depend_on_the_clock():
     assert states[0] == states[1]
 
 
+@pytest.mark.slow
 def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
     run_ranks(program_of("algorithms/test_reduce_on_plateau", "fit_on_a_rank"), 2)
     expected = fit_example()

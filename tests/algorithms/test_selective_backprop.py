@@ -225,5 +225,6 @@ def compare_on_a_rank() -> None:
     torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_alike_with_evaluations_and_after_a_resume(run_ranks):
     run_ranks(program_of("algorithms/test_selective_backprop", "compare_on_a_rank"))

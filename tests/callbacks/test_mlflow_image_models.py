@@ -80,6 +80,7 @@ def classifier(run_here: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_paths_bytes_base64_and_arrays_are_predicted_as_by_runner_predict(classifier: Path, run_here: Any):
     run_here("predict", "run", "--data=pictures/val", "hydra.run.dir=new", code=0)
     rows = read_predictions(classifier / "new")

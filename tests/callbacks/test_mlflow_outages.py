@@ -190,6 +190,7 @@ def test_a_server_gets_everything_from_a_run_and_from_its_resumption(
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_a_password_in_the_uri_is_neither_printed_nor_saved(store: Store, run_app: Any, tmp_path: Path) -> None:
     with Proxy(store.server, "failing") as proxy:
         env = {"MLFLOW_TRACKING_URI": proxy.uri.replace("://", "://me:secret@"), "MLFLOW_EXPERIMENT_NAME": "p"}

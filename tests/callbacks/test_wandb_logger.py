@@ -165,6 +165,7 @@ def test_two_runs_in_one_process_have_different_ids(tmp_path: Path):
     assert ids[0] != ids[1]
 
 
+@pytest.mark.slow
 def test_a_failed_run_has_exit_code_1(tmp_path: Path):
     class Fails(LoggerDestination):
         def batch_end(self, state, logger):

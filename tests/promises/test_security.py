@@ -146,18 +146,25 @@ def test_a_typed_address_replaces_an_untrusted_one(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "command",
-    [
+    fast(
+        [
+            "resume run seed=5",
+            "rerun run",
+            "rerun run seed=5",
+            "eval run",
+            "replay run",
+            "runs",
+            "runs --format csv",
+            "compare run other",
+            "verdict run other",
+            "explain run",
+        ],
         "resume run seed=5",
         "rerun run",
-        "rerun run seed=5",
-        "eval run",
-        "replay run",
         "runs",
-        "runs --format csv",
         "compare run other",
-        "verdict run other",
         "explain run",
-    ],
+    ),
 )
 def test_escape_codes_in_an_untrusted_record_do_not_reach_the_terminal(command: str, tmp_path: Path, run_here: Any):
     """The codes are in keys, values, the names of files and of the run, and in the result of the run."""

@@ -11,6 +11,7 @@ import optuna
 import pytest
 from sweep_results import result, sweep
 from sweep_runs import OWN, QUIET, batches, six, sweeps
+from tiers import fast
 
 from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.settings import Setting, SweepJob
@@ -75,20 +76,24 @@ def test_several_objectives_have_a_front_in_the_report(folder: Path, run_here: A
 
 @pytest.mark.parametrize(
     ("keys", "message"),
-    [
-        (
-            "+hydra.sweeper.pruner=median",
-            "the sweeper has none; +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=",
-        ),
-        ("hydra.sweeper.pruner=median", "write +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=median"),
-        ("hydra.sweeper.direction=down", "hydra.sweeper.direction='down'"),
-        ("hydra.sweeper.direction=[minimize,minimize]", "needs a direction for each objective, the metric"),
-        (
-            "objective=[eval/loss,time]",
-            "needs a direction for each objective, eval/loss and time: hydra.sweeper.direction=[",
-        ),
-        ("objective=[]", "objective=[]: must be a metric, such as eval/loss, a list of metrics, or null"),
-    ],
+    fast(
+        [
+            (
+                "+hydra.sweeper.pruner=median",
+                "the sweeper has none; +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=",
+            ),
+            ("hydra.sweeper.pruner=median", "write +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=median"),
+            ("hydra.sweeper.direction=down", "hydra.sweeper.direction='down'"),
+            ("hydra.sweeper.direction=[minimize,minimize]", "needs a direction for each objective, the metric"),
+            (
+                "objective=[eval/loss,time]",
+                "needs a direction for each objective, eval/loss and time: hydra.sweeper.direction=[",
+            ),
+            ("objective=[]", "objective=[]: must be a metric, such as eval/loss, a list of metrics, or null"),
+        ],
+        "hydra.sweeper.pruner=median",
+        "objective=[eval/loss,time]",
+    ),
 )
 def test_a_wrong_search_is_refused(folder: Path, run_here: Any, keys: str, message: str):
     error = run_here(*SEARCH, keys, code=2).err

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sweep_runs import OWN, batches, statuses, sweeps
+from tiers import fast
 
 BATCHES = 5
 SHORT = (
@@ -118,16 +119,21 @@ def test_a_decision_with_two_joblib_workers_takes_six_seeds(run_app: Any, folder
 
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [
-        (("model=mlp",), "there is nothing to compare; list values, as in optimizer.lr=0.1,0.2"),
-        (("optimizer.lr=0.1,0.2", "seed=1"), "seed: decide trains one seed after another"),
-        (("optimizer.lr=0.1,0.2", "sweep=seeds"), "leave out sweep=seeds"),
-        (("optimizer.lr=0.1,0.2", "--margin", "0"), "--margin=0.0"),
-        (("optimizer.lr=0.1,0.2", "--max-seeds", "5"), "--max-seeds=5: must be at least 6"),
-        (("optimizer.lr=0.1,0.2", "--budget", "2"), "--budget='2'"),
-        (("optimizer.lr=0.1,0.2", "--campaign", "a/b"), "--campaign='a/b'"),
-        (("optimizer.lr=0.1,x", "model=mlp", "--campaign", "mine"), "optimizer.lr"),
-    ],
+    fast(
+        [
+            (("model=mlp",), "there is nothing to compare; list values, as in optimizer.lr=0.1,0.2"),
+            (("optimizer.lr=0.1,0.2", "seed=1"), "seed: decide trains one seed after another"),
+            (("optimizer.lr=0.1,0.2", "sweep=seeds"), "leave out sweep=seeds"),
+            (("optimizer.lr=0.1,0.2", "--margin", "0"), "--margin=0.0"),
+            (("optimizer.lr=0.1,0.2", "--max-seeds", "5"), "--max-seeds=5: must be at least 6"),
+            (("optimizer.lr=0.1,0.2", "--budget", "2"), "--budget='2'"),
+            (("optimizer.lr=0.1,0.2", "--campaign", "a/b"), "--campaign='a/b'"),
+            (("optimizer.lr=0.1,x", "model=mlp", "--campaign", "mine"), "optimizer.lr"),
+        ],
+        ("model=mlp",),
+        ("optimizer.lr=0.1,0.2", "seed=1"),
+        ("optimizer.lr=0.1,x", "model=mlp", "--campaign", "mine"),
+    ),
 )
 def test_a_wrong_decide_command_trains_nothing(run_here: Any, folder: Path, typed: tuple[str, ...], message: str):
     error = run_here("decide", *typed, code=2).err

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import fast
 
 LADDER = ("-m", "sweep=ladder", "data.batch_size=400", "callbacks=none")
 RUNGS = "budget=2e7flop,4e7flop,8e7flop,1.6e8flop"
@@ -14,16 +15,27 @@ RUNGS = "budget=2e7flop,4e7flop,8e7flop,1.6e8flop"
 
 @pytest.mark.parametrize(
     ("typed", "message"),
-    [
-        (("model=mlp", "budget=1e9flop,2e9flop,4e9flop"), "budget=1e9flop,2e9flop,4e9flop: a ladder needs at least 4"),
-        (("model=mlp", "budget=1e9flop,2e9flop,4e9flop,2e9flop"), "a ladder needs at least 4 rungs"),
-        (("model=mlp", "budget=1e9flop"), "budget=1e9flop: a ladder needs at least 4 rungs"),
-        (("model=mlp", "budget=5s,1e9flop"), "budget='5s': a ladder has equal compute, in floating-point operations"),
-        (("model=mlp", "budget=5x,1e9flop"), "budget='5x': must be wall-clock time above 0"),
-        (("model=supervised", RUNGS), "ladder: no known key makes model=supervised larger; sweep the one that"),
-        (("model=supervised", "model.module.width=1,2"), "budget: no compute budgets; give at least 4"),
-        (("model=mlp", "hydra/sweeper=optuna"), "hydra/sweeper='optuna': a ladder trains every combination"),
-    ],
+    fast(
+        [
+            (
+                ("model=mlp", "budget=1e9flop,2e9flop,4e9flop"),
+                "budget=1e9flop,2e9flop,4e9flop: a ladder needs at least 4",
+            ),
+            (("model=mlp", "budget=1e9flop,2e9flop,4e9flop,2e9flop"), "a ladder needs at least 4 rungs"),
+            (("model=mlp", "budget=1e9flop"), "budget=1e9flop: a ladder needs at least 4 rungs"),
+            (
+                ("model=mlp", "budget=5s,1e9flop"),
+                "budget='5s': a ladder has equal compute, in floating-point operations",
+            ),
+            (("model=mlp", "budget=5x,1e9flop"), "budget='5x': must be wall-clock time above 0"),
+            (("model=supervised", RUNGS), "ladder: no known key makes model=supervised larger; sweep the one that"),
+            (("model=supervised", "model.module.width=1,2"), "budget: no compute budgets; give at least 4"),
+            (("model=mlp", "hydra/sweeper=optuna"), "hydra/sweeper='optuna': a ladder trains every combination"),
+        ],
+        ("model=mlp", "budget=1e9flop"),
+        ("model=mlp", "budget=5s,1e9flop"),
+        ("model=supervised", RUNGS),
+    ),
 )
 def test_a_wrong_ladder_is_refused_in_one_line(run_here: Any, tmp_path: Path, typed: tuple[str, ...], message: str):
     error = run_here(*LADDER, *typed, code=2).err

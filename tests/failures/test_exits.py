@@ -68,8 +68,9 @@ def prepare(folder: Path, leave: str) -> None:
 @pytest.mark.parametrize(
     ("place", "leave"),
     [
-        *((place, "sys.exit(0)") for place in ("import", "load", "data", "constructor", "forward", "callback")),
-        ("data", "raise GeneratorExit"),
+        *((place, "sys.exit(0)") for place in ("import", "data", "callback")),
+        *(pytest.param(place, "sys.exit(0)", marks=pytest.mark.slow) for place in ("load", "constructor", "forward")),
+        pytest.param("data", "raise GeneratorExit", marks=pytest.mark.slow),
         ("data", "raise KeyboardInterrupt"),
     ],
 )

@@ -60,24 +60,29 @@ def load_job(loader: JobLoader, overrides: list[str], number: int) -> tuple[Any,
     return OmegaConf.to_container(config), plain
 
 
+# Jobs, and how many of their configs Hydra composes.
+JOBS = [
+    ([["seed=0"], ["seed=1"], ["seed=-1"]], 1),
+    ([["optimizer.lr=0.1", "seed=1"], ["optimizer.lr=x", "seed=1"], ["optimizer.lr=null", "seed=2"]], 1),
+    ([["model=mlp", "seed=0"], ["model=resnet8", "seed=0"], ["model=mlp", "seed=1"]], 2),
+    ([["experiment=digits_plain", "optimizer=adamw", f"optimizer.lr={lr}"] for lr in (0.1, 0.2)], 1),
+    ([["+vars.x=1", "seed=${vars.x}"], ["+vars.x=2", "seed=${vars.x}"]], 1),
+    ([["+vars.x=1", "run_name=a${vars.x}"], ["+vars.x=2", "run_name=a${vars.x}"]], 1),
+    ([["optimizer={lr: 1, momentum: 0}", f"optimizer.lr={lr}"] for lr in (0.1, 0.2)], 2),
+]
+SLOW_JOBS = [
+    ([["model.module.hidden=[8]"], ["model.module.hidden=[16,16]"], ["model.module.hidden=8"]], 2),
+    ([["run_name=j${hydra:job.num}", f"seed={seed}"] for seed in range(3)], 1),
+    ([["~callbacks.progress_bar", "+callbacks=[speed_monitor]", f"seed={seed}"] for seed in range(2)], 1),
+    ([["run_name='a b'"], ['run_name="c=d"'], ["run_name=e"]], 1),
+    ([[f"optimizer.lr={lr}", "optimizer={lr: 1}"] for lr in (0.1, 0.2)], 2),
+    ([["optimizer.lr=0.5", f"++optimizer.lr={lr}"] for lr in (0.1, 0.2)], 2),
+    ([["+vars.d={a: 1}"], ["+vars.d={b: 2}"]], 2),
+]
+
+
 @pytest.mark.parametrize(
-    ("jobs", "times"),
-    [
-        ([["seed=0"], ["seed=1"], ["seed=-1"]], 1),
-        ([["optimizer.lr=0.1", "seed=1"], ["optimizer.lr=x", "seed=1"], ["optimizer.lr=null", "seed=2"]], 1),
-        ([["model=mlp", "seed=0"], ["model=resnet8", "seed=0"], ["model=mlp", "seed=1"]], 2),
-        ([["model.module.hidden=[8]"], ["model.module.hidden=[16,16]"], ["model.module.hidden=8"]], 2),
-        ([["experiment=digits_plain", "optimizer=adamw", f"optimizer.lr={lr}"] for lr in (0.1, 0.2)], 1),
-        ([["+vars.x=1", "seed=${vars.x}"], ["+vars.x=2", "seed=${vars.x}"]], 1),
-        ([["+vars.x=1", "run_name=a${vars.x}"], ["+vars.x=2", "run_name=a${vars.x}"]], 1),
-        ([["run_name=j${hydra:job.num}", f"seed={seed}"] for seed in range(3)], 1),
-        ([["~callbacks.progress_bar", "+callbacks=[speed_monitor]", f"seed={seed}"] for seed in range(2)], 1),
-        ([["run_name='a b'"], ['run_name="c=d"'], ["run_name=e"]], 1),
-        ([["optimizer={lr: 1, momentum: 0}", f"optimizer.lr={lr}"] for lr in (0.1, 0.2)], 2),
-        ([[f"optimizer.lr={lr}", "optimizer={lr: 1}"] for lr in (0.1, 0.2)], 2),
-        ([["optimizer.lr=0.5", f"++optimizer.lr={lr}"] for lr in (0.1, 0.2)], 2),
-        ([["+vars.d={a: 1}"], ["+vars.d={b: 2}"]], 2),
-    ],
+    ("jobs", "times"), [*JOBS, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_JOBS)]
 )
 def test_jobs_have_the_configs_that_hydra_composes(
     jobs: list[list[str]], times: int, loader: JobLoader, composed: list[Any], monkeypatch: pytest.MonkeyPatch

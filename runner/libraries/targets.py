@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -11,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 IMPORT_TORCHVISION = ("peft", "timm", "torchvision", "transformers")
+_IMAGES = re.compile(r"\.(detection|image|multimodal)\b")  # parts of torchmetrics
 
 
 def prepare_import(target: str) -> None:
     """Import the package of a dotted name with care if its ordinary import is slow, or fails without CUDA."""
     package = target.partition(".")[0]
     # These modules import torch, and most configs are checked without it.
+    needs_torchvision = package in IMPORT_TORCHVISION or (package == "torchmetrics" and _IMAGES.search(target))
+    if needs_torchvision and find_spec("torchvision") is not None:
+        from runner.libraries.torchvision import import_torchvision
+
+        import_torchvision()
     if package == "torchmetrics":
         from runner.libraries.torchmetrics import import_torchmetrics
 
         import_torchmetrics()
-    elif package in IMPORT_TORCHVISION and find_spec("torchvision") is not None:
-        from runner.libraries.torchvision import import_torchvision
-
-        import_torchvision()
 
 
 def find_in_working_directory(config: Any) -> None:

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
@@ -17,15 +18,13 @@ from runner.libraries.torchvision import import_torchvision
 
 
 def import_torchmetrics() -> ModuleType:
-    """Return the `torchmetrics` module, imported without loading `scipy.signal` and `transformers`.
+    """Return the `torchmetrics` module, imported without loading `scipy.signal`, `transformers` and `torchvision`.
 
     torchmetrics imports `scipy.signal`, which takes 0.7 of the 1.1 seconds, only to restore an attribute that newer
-    versions lack. It also imports `transformers`, if installed, for two classes that its text metrics may need, which
-    takes another second. Unless these modules are loaded already, stand-ins with only these names replace them during
-    the import and are removed afterwards, so that a later import gets the real modules.
-
-    torchmetrics always imports torchvision too, if installed; `import_torchvision` does so first, because it copes with
-    operators that do not load.
+    versions lack. It also imports `transformers` and `torchvision`, if installed, for a few names that its text and
+    image metrics may need, which takes another second each. Unless these modules are loaded already, stand-ins with
+    only these names replace them during the import and are removed afterwards, so that a later import gets the real
+    modules.
     """
     package = sys.modules.get("torchmetrics")
     if isinstance(package, _Package):
@@ -94,15 +93,16 @@ class _Package(ModuleType):
 @contextmanager
 def _lean_imports() -> Iterator[None]:
     """Within the context, import torchmetrics without other modules that it seldom needs."""
-    if find_spec("torchvision") is not None:
-        import_torchvision()
     if not is_enabled("torchmetrics"):
+        if find_spec("torchvision") is not None:
+            import_torchvision()  # first, because it copes with operators that do not load
         yield
         return
     # torchmetrics patches the module only if this name is missing.
     stand_ins: dict[str, dict[str, Any]] = {"scipy.signal": {"hamming": None}}
-    if (spec := find_spec("transformers")) is not None:
-        stand_ins["transformers"] = {"__getattr__": _lazy_class, "__spec__": spec}
+    for name in ("transformers", "torchvision", "torchvision.models"):
+        if (spec := find_spec(name.partition(".")[0])) is not None:
+            stand_ins[name] = {"__getattr__": partial(_lazy_name, name), "__spec__": spec}
     with _replacing_modules(stand_ins):
         yield
 
@@ -121,17 +121,25 @@ def _replacing_modules(stand_ins: Mapping[str, Mapping[str, Any]]) -> Iterator[N
             del sys.modules[name]
 
 
-class _LazyClass:
-    """A class of transformers, imported when one of its attributes is used."""
+class _LazyName:
+    """A class, function or module of a library, imported when it is called or one of its attributes is used."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def _load(self) -> Any:
+        if find_spec("torchvision") is not None:
+            import_torchvision()  # transformers imports it too
+        return getattr(importlib.import_module(self._module), self._name)
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(getattr(importlib.import_module("transformers"), self._name), attribute)
+        return getattr(self._load(), attribute)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._load()(*arguments, **options)
 
 
-def _lazy_class(name: str) -> _LazyClass:
+def _lazy_name(module: str, name: str) -> _LazyName:
     if name.startswith("__"):
         raise AttributeError(name)
-    return _LazyClass(name)
+    return _LazyName(module, name)

@@ -62,7 +62,7 @@ def test_transformers_is_imported_only_if_a_metric_needs_it(tmp_path: Path):
         "import sys\n"
         "from runner.libraries.torchmetrics import import_torchmetrics\n"
         "torchmetrics = import_torchmetrics()\n"
-        "print([name for name in ('transformers', 'scipy.signal') if name in sys.modules])\n"
+        "print([name for name in ('transformers', 'torchvision', 'scipy.signal') if name in sys.modules])\n"
         "import warnings; warnings.simplefilter('ignore')\n"
         "from torchmetrics.functional.text.bert import AutoModel\n"
         f"network = AutoModel.from_pretrained({str(tmp_path)!r})\n"
@@ -73,21 +73,33 @@ def test_transformers_is_imported_only_if_a_metric_needs_it(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_torchmetrics_imports_beside_a_torchvision_without_operators(tmp_path: Path):
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from torchmetrics.functional.image.dists import vgg16; assert vgg16() == []",
+        "prepare_import('torchmetrics.detection.IntersectionOverUnion')",
+    ],
+    ids=["a function that torchmetrics imports", "a metric that imports it in its methods"],
+)
+def test_torchvision_without_operators_is_imported_when_a_metric_needs_it(tmp_path: Path, use: str):
     """The usual wheel, beside a CPU build of torch, registers functions for operators that do not exist."""
     for name, content in {
         "": "import torch\n@torch.library.register_fake('torchvision::nms')\ndef fake(dets, scores, threshold): ...\n",
-        "models": "def __getattr__(name): return None\n",
+        "models": "VGG16_Weights, resnet50, vgg16 = None, None, list\n",
         "transforms": "",
     }.items():
         (tmp_path / "torchvision" / name).mkdir()
         (tmp_path / "torchvision" / name / "__init__.py").write_text(content)
     out = run_python(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from runner.libraries.torchmetrics import import_torchmetrics\n"
-        "print(import_torchmetrics().MeanMetric()(2.0).item(), sys.modules['torchvision'].fake.__name__)\n"
+        "from runner.libraries.targets import prepare_import\n"
+        "prepare_import('torchmetrics.MeanMetric')\n"
+        "from torchmetrics import MeanMetric\n"
+        "print(MeanMetric()(2.0).item(), 'torchvision' in sys.modules)\n"
+        f"{use}\n"
+        "print(sys.modules['torchvision'].fake.__name__)\n"
     )
-    assert out == "2.0 fake"
+    assert out.splitlines() == ["2.0 False", "fake"]
 
 
 @pytest.mark.slow

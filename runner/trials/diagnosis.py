@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from runner.cli.catalogue import CONF
@@ -181,7 +182,7 @@ def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str
     elif step is not None:
         batch = _batch(error, step in AFTER_FORWARD)
         text = f"{model} does not fit {data}. In {_where(step, error)}, with {batch}:\n  {_what(error)}"
-        text += _missing_class(error, experiment)
+        text += _missing_class(error, experiment) or _input_size(error, experiment)
     elif argument_of(error) in experiment.trainer:
         text = _in_section(experiment.trainer, error)
     elif isinstance(error, CONFIG_ERRORS):
@@ -262,6 +263,25 @@ def _missing_class(error: Exception, experiment: Experiment) -> str:
             largest = int(frame.f_locals["target"].max())
             key = f": model.num_classes={largest + 1}" if "num_classes" in experiment.model else ""
             return f"\n  class {largest} needs outputs for {largest + 1} classes{key}"
+    return ""
+
+
+def _input_size(error: Exception, experiment: Experiment) -> str:
+    """Return which key of the model has to fit the size of the layer's input at an error, or ''."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, inputs = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if not isinstance(inputs, torch.Tensor):
+            continue
+        if isinstance(layer, nn.Linear):
+            name, noun, size = "in_features", "number", inputs.shape[-1]
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            name, noun, size = "in_channels", "channel", inputs.shape[-1 - len(layer.kernel_size)]
+        else:
+            continue
+        for section in experiment.model.nested():
+            if section.get(name) == getattr(layer, name) != size:
+                count = f"{size} {noun}{'s' * (size != 1)}, not {section.get(name)}"
+                return f"\n  an input has {count}: {section.path}.{name}={size}"
     return ""
 
 

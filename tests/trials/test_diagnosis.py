@@ -41,6 +41,25 @@ TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
             ),
         ),
         (
+            ("model=mlp", "algorithms=none", *DIGITS, "model.module.in_features=65"),
+            (
+                "error: model=mlp does not fit data=digits. In its forward pass, with a batch of "
+                "float32 (64, 1, 8, 8), int64 (64,) from 0 to 9:",
+                "  RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x64 and 65x128)",
+                "  an input has 64 numbers, not 65: model.module.in_features=64",
+            ),
+        ),
+        (
+            ("model=resnet8", "algorithms=none", *DIGITS, "model.module.in_channels=3"),
+            (
+                "error: model=resnet8 does not fit data=digits. In its forward pass, with a batch of "
+                "float32 (64, 1, 8, 8), int64 (64,) from 0 to 9:",
+                "  RuntimeError: Given groups=1, weight of size [16, 3, 3, 3], expected input[64, 1, 8, 8] to have 3 "
+                "channels, but got 1 channels instead",
+                "  an input has 1 channel, not 3: model.module.in_channels=1",
+            ),
+        ),
+        (
             ("model=mlp", "algorithms=mixup", *DIGITS, "model.num_classes=9"),
             (
                 "error: algorithms.mixup: RuntimeError: index 9 is out of bounds for dimension 1 with size 9",

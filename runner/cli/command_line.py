@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice
+from runner.failures.errors import WrongKey
 from runner.terminal.commands import in_quotes, unquoted
 
 LISTS = ("callbacks", "algorithms")
@@ -95,14 +96,16 @@ WITH_VALUE = {
 TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
 OPTIONS = (*FLAGS, *WITH_VALUE)
 """Hydra's command-line options; Hydra has no public list of them."""
+_VALUES: dict[str, str] = dict.fromkeys(("--cfg", "-c"), "job, hydra or all, the part of the config to print")
 SHORT = ("h", "c", "p", "r", "m", "i")
 """Hydra's short options; those for its config begin with c."""
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Refuse options that Hydra does not have, and options that the runner replaces."""
-    for argument in arguments:
-        name = argument.partition("=")[0]
+    """Refuse options that the runner replaces, and Hydra's options without a value, or with a wrong one."""
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        value = value if equals else "".join(arguments[index + 1 : index + 2])
         if name in ("--config-path", "-cp"):
             raise ValueError(
                 f"{argument}: the runner's own conf/ is always read; --config-dir=<folder> adds yours to it"
@@ -115,6 +118,10 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
         if name in ("--shell-completion", "-sc"):
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
+        if name in TAKE_VALUES - {"--info", "-i"} and (not value or value.startswith("-")):
+            raise WrongKey(name, f"needs a value: {_VALUES.get(name, '--hydra-help explains it')}")
+        if name in ("--cfg", "-c") and value not in ("job", "hydra", "all"):
+            raise WrongKey(name, f"must be {_VALUES[name]}", repr(value))
 
 
 def without_brackets(text: str) -> str:

@@ -47,6 +47,9 @@ def test_hydra_options_are_known(run_here: Any):
     [
         ("--config-path=mine", ("--config-path=mine: ", "--config-dir=<folder>")),
         ("--shell-completion", ("runner completion bash",)),
+        ("--cfg", ("--cfg: needs a value: job, hydra or all",)),
+        ("-c=jobs", ("-c='jobs': must be job, hydra or all",)),
+        ("--config-dir=", ("--config-dir: needs a value",)),
         ("hydra.launcher=joblib", ("is a group, written with a slash: hydra/launcher=joblib",)),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from composed_configs import composed
 from kept_runs import tree
 from tiers import fast
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Callback, ClassificationModel, Model
@@ -51,6 +51,16 @@ class FailingModel(Model):
         from runner.libraries.torchmetrics import import_torchmetrics
 
         return {"Wrong": import_torchmetrics().MeanSquaredError()} if self.fails == "metrics" else {}
+
+
+class Softmax(nn.Linear):
+    """A layer that returns probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(1)).softmax(dim=1)
 
 
 class UnsavableLinear(nn.Linear):
@@ -308,6 +318,10 @@ def test_a_config_that_cannot_run_is_refused_in_a_short_message(command: str, pa
             ),
             ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the 64 samples"),
             ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
+            (
+                "~model.module +model.module._target_=checked_here.Softmax",
+                "the outputs are probabilities, but the loss takes logits: leave out the softmax",
+            ),
             (f"{OWN_MODEL}nowhere", "no gradient reaches unused.weight, unused.bias: not trained, and refused by DDP"),
         ],
         *("trainer.eval_interval=25ep", "data.batch_size=3 launch.nproc_per_node=4", f"{OWN_MODEL}nowhere"),

@@ -384,7 +384,7 @@ def test_no_process_is_left_after_the_trainer_ends(
         wait_until(
             lambda: (tmp_path / "sqlite/outputs/mlflow.db").exists() and sqlite_statuses(tmp_path / "sqlite"), 60
         )
-        assert len(alive()) == 2 * len(names)  # each trainer and its writer
+        wait_until(lambda: len(alive()) == 2 * len(names))  # each trainer and its writer, once git has ended
         started = time.monotonic()
         for trainer in trainers:
             trainer.send_signal(number)

@@ -24,6 +24,7 @@ from runner.records.load import LoadMeter
 from runner.records.record import Record
 from runner.records.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import set_fields
+from runner.timing.time import TimeUnit
 from runner.training.metric_choice import metrics_named
 
 if TYPE_CHECKING:
@@ -37,14 +38,17 @@ FORKED_AT = "runner.forked_at"
 """Tag that holds the batch after which a fork begins."""
 
 
-def check_unfinished(state: State) -> None:
-    """Raise a ValueError if a run has nothing left to train."""
+def check_unfinished(state: State, may_be_over: bool = False) -> None:
+    """Raise a ValueError if a run has nothing left to train, or with `may_be_over`, if it has trained for longer."""
     now = state.timestamp
     end = state.max_duration
-    if now >= end:
+    trained = now.get(end.unit)
+    is_longer = end.unit in (TimeUnit.EPOCH, TimeUnit.BATCH) and trained > end  # other lengths are exceeded in part
+    if is_longer or (now >= end and not may_be_over):
+        reason = f"this run has trained {trained} already" if is_longer else "this run has finished"
         raise ValueError(
-            f"trainer.max_duration={str(end)!r} is reached: this run has finished. To train it for longer, add "
-            f"trainer.max_duration=<more than {now.get(end.unit)}>"
+            f"trainer.max_duration={str(end)!r} is reached: {reason}. To train it for longer, add "
+            f"trainer.max_duration=<more than {trained}>"
         )
 
 

@@ -116,8 +116,7 @@ def record(trainer: Trainer, job: Job) -> None:
 
     state = trainer.state
     end = state.max_duration
-    if not job.may_be_over:
-        check_unfinished(state)
+    check_unfinished(state, job.may_be_over)
     check_trainable(state, job.may_be_over)
     experiment = job.experiment
     check_length(experiment, end, state.train_dataloader_len)

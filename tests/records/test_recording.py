@@ -1,4 +1,4 @@
-"""The duration of a run in `result.json`."""
+"""The duration and the end of a run in `result.json`."""
 
 from __future__ import annotations
 
@@ -50,3 +50,16 @@ def test_the_seconds_of_a_run_count_only_training_and_evaluation(
     assert seconds("run") == pytest.approx(9 + 2)
     run_here("eval", "run", "hydra.run.dir=evaluated", code=0)
     assert seconds("evaluated") == pytest.approx(3)
+
+
+def test_resuming_an_interrupted_run_with_a_length_that_it_has_passed_is_refused(run_here: Any, tmp_path: Path):
+    run_here("model=mlp", "trainer.max_duration=3ep", "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
+    file = tmp_path / "run" / "result.json"
+    file.write_text(file.read_text().replace('"FINISHED"', '"KILLED"'))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for length, trained in (("2ep", "3ep"), ("20ba", "57ba")):
+        refused = run_here("resume", "run", f"trainer.max_duration={length}", code=2)
+        assert f"trainer.max_duration='{length}' is reached: this run has trained {trained} already" in refused.err
+        assert {path: path.read_bytes() for path in before} == before
+    run_here("resume", "run", code=0)  # nothing is left to train, and its end is recorded
+    assert json.loads(file.read_text())["status"] == "FINISHED"

@@ -109,12 +109,16 @@ class ClassificationModel(SupervisedModel):
             return {"prediction": logits > 0, "probabilities": logits.sigmoid()}
         return {"prediction": outputs.argmax(dim=1), "probabilities": logits.softmax(dim=1)}
 
-    def _metric_targets(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Return the class numbers; targets that are probabilities become their most probable class."""
-        positional, named = super()._metric_targets(batch)
+    def _metric_targets(self, batch: Any, outputs: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Return the class numbers; targets that are probabilities or one-hot become their most probable class."""
+        positional, named = super()._metric_targets(batch, outputs)
         if self.multi_label:
             return [target.long() for target in positional], named
-        return [target.argmax(dim=1) if target.is_floating_point() else target for target in positional], named
+        shape = outputs.shape if isinstance(outputs, Tensor) else None
+        has_columns = [target.is_floating_point() or target.shape == shape for target in positional]
+        return [
+            target.argmax(dim=1) if columns else target for target, columns in zip(positional, has_columns, strict=True)
+        ], named
 
 
 def check_names(classes: Sequence[str], num_classes: int) -> list[str]:

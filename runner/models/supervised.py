@@ -121,7 +121,7 @@ class SupervisedModel(Model):
         Raises:
             ValueError: the metric does not fit the outputs and targets.
         """
-        positional, named = self._metric_targets(batch)
+        positional, named = self._metric_targets(batch, outputs)
         if len(positional) == 1 and isinstance(outputs, Tensor):
             outputs = _squeeze_column(outputs, positional[0])
         update_checked(metric, outputs, positional, named)
@@ -157,7 +157,7 @@ class SupervisedModel(Model):
         keys = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
         return {key: batch[key] for key in ([keys] if isinstance(keys, int | str) else keys)}
 
-    def _metric_targets(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
+    def _metric_targets(self, batch: Any, outputs: Any) -> tuple[list[Any], dict[str, Any]]:
         """Return the targets for a metric, as positional and keyword arguments."""
         if self._validated is not None and self._validated[0] is batch:
             return [self._validated[1]], {}

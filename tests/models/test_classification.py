@@ -26,8 +26,8 @@ def test_loss_fn_replaces_cross_entropy():
     torch.testing.assert_close(model.loss(outputs, (None, labels)), F.multi_margin_loss(outputs, labels))
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_accuracy_counts_all_samples_equally_whatever_their_class_and_batch(soft):
+@pytest.mark.parametrize("kind", ["class numbers", "probabilities", "one-hot"])
+def test_accuracy_counts_all_samples_equally_whatever_their_class_and_batch(kind: str):
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(50, 4, generator=generator)
     labels = torch.randint(4, (50,), generator=generator).clamp(max=2)  # the classes are not equally frequent
@@ -35,7 +35,8 @@ def test_accuracy_counts_all_samples_equally_whatever_their_class_and_batch(soft
     (name, metric), *others = model.metrics(train=False).items()
     assert (name, others) == ("MulticlassAccuracy", [])
     for part in (slice(0, 1), slice(1, 40), slice(40, 50)):
-        targets = 0.4 * F.one_hot(labels[part], 4) + 0.15 if soft else labels[part]
+        one_hot = F.one_hot(labels[part], 4)
+        targets = {"class numbers": labels[part], "probabilities": 0.4 * one_hot + 0.15, "one-hot": one_hot}[kind]
         model.update_metric((None, targets), outputs[part], metric)
     assert metric.compute().item() == pytest.approx((outputs.argmax(1) == labels).double().mean().item())
 

@@ -332,7 +332,8 @@ def test_a_server_started_after_two_runs_gets_everything_from_both(
 
 @pytest.mark.slow
 def test_two_runs_that_start_together_create_one_store(tmp_path: Path) -> None:
-    runs = [start_app(tmp_path, "trainer.max_duration=5ep", env={MAKE_STORES: "1"}) for _ in range(2)]
+    arguments = ("trainer.max_duration=5ep", f"callbacks.mlflow_logger.close_timeout={PATIENCE}")
+    runs = [start_app(tmp_path, *arguments, env={MAKE_STORES: "1"}) for _ in range(2)]
     assert [run.wait(PATIENCE) for run in runs] == [0, 0]
     assert sqlite_statuses(tmp_path) == ["FINISHED", "FINISHED"]
 

@@ -245,7 +245,8 @@ def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
         if (budget := state.config.get("budget")) is not None:
             longer = f"budget={Budget.parse(budget).doubled}"
         yield "evaluate it", show_command("eval", path)
-        yield "train it for longer", show_command("resume", path, longer)
+        if not state.stop_requested:  # otherwise a callback that stopped it would stop it again
+            yield "train it for longer", show_command("resume", path, longer)
     for hooks in (*state.callbacks, *logger.destinations):
         if command := getattr(hooks, "ui_command", None):
             yield "compare it", command

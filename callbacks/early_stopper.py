@@ -103,13 +103,9 @@ class EarlyStopper(MetricStopper):
         if self._best is None:
             log.info("stopped early: %s has been NaN so far", metric)
         else:
-            log.info(
-                "stopped early: %s has not improved on %.4g, reached at %d%s",
-                metric,
-                self._best,
-                self._best_at[unit],
-                unit,
-            )
+            reached = f"{self._best:.4g}, reached at {self._best_at[unit]}{unit}"
+            remedy = f"to train on, raise patience={self.patience}"
+            log.info("stopped early: %s has not improved on %s; %s", metric, reached, remedy)
         state.stop_training()
 
     def _is_better(self, value: float) -> bool:

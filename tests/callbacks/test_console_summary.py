@@ -138,6 +138,18 @@ def test_the_last_lines_have_the_results(tmp_path, capsys):
     ]
 
 
+def test_a_run_that_was_stopped_does_not_suggest_more_epochs(tmp_path, capsys):
+    class Stop(Callback):
+        def epoch_end(self, state, logger):
+            state.stop_training()
+
+    with make_trainer(tmp_path, Stop(), CheckpointSaver(), config={"seed": 0}) as trainer:
+        trainer.fit()
+        capsys.readouterr()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["to evaluate it:", f"python -m runner eval {tmp_path / 'run'}"]
+
+
 def test_the_last_lines_show_metrics_of_single_classes_after_other_metrics(tmp_path, capsys):
     class PerClass(Callback):
         def eval_end(self, state, logger):

@@ -165,6 +165,13 @@ def test_a_run_stopped_because_its_metric_was_always_nan_says_so(caplog: pytest.
     assert caplog.messages == ["stopped early: eval/loss has been NaN so far"]
 
 
+def test_a_run_that_stopped_says_why_and_what_would_continue_it(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "runner")
+    trained_epochs(BEST_IN_EPOCH_2, EarlyStopper("loss", patience="2ep"))
+    (message,) = caplog.messages
+    assert message == "stopped early: eval/loss has not improved on 4, reached at 2ep; to train on, raise patience=2ep"
+
+
 def test_a_metric_that_is_never_evaluated_gives_a_warning(caplog: pytest.LogCaptureFixture):
     assert trained_epochs([], EarlyStopper("loss"), eval_interval=0) == 12
     (message,) = caplog.messages

@@ -51,7 +51,7 @@ def run(command: Command) -> None:
     shown = runs[: limit or None]
     set_fields(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(all_runs)})
     if form == "table":
-        print("\n".join(_table(shown, depths, conditions, order, len(runs), len(all_runs))))
+        print("\n".join(_table(runs, depths, conditions, order, limit, len(all_runs))))
     else:
         _write_csv(shown)
 
@@ -118,17 +118,22 @@ def _table(
     depths: Sequence[int],
     conditions: Sequence[Condition],
     order: str,
-    matching: int,
+    limit: int,
     all_runs: int,
 ) -> list[str]:
-    """Return the lines of a table that fits the terminal; the least important columns are left out first."""
+    """Return the lines of a table of the first `limit` runs, or of all if it is 0, under a title about all of them.
+
+    The table fits the terminal: the least important columns are left out first.
+    """
+    matching = len(runs)
     counts = f"{matching:,} of {all_runs:,} runs" if matching != all_runs else f"{all_runs:,} runs"
     title = f"{counts.removesuffix('s') if counts == '1 runs' else counts} in {OUTPUTS}/"
     if not runs:
         return [title]
     statuses = {run.status for run in runs}
     if len(statuses) == 1:  # a shared status needs no column
-        title += f", {'all ' * (len(runs) > 1)}{printable(*statuses)}"
+        title += f", {'all ' * (matching > 1)}{printable(*statuses)}"
+    runs = runs[: limit or None]
     typed = _what_differs(runs)
     widest = max(map(len, typed))
     folders = _folders(runs, table_width())

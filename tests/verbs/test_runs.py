@@ -68,7 +68,7 @@ sweeps/2026-11-23/11-00-00/lr0.1         0.5        0.5    12 s  lr=0.1
     assert (
         run_here("runs", "eval/loss<0.3", "--limit=1", code=0).out
         == """\
-2 of 3 runs in outputs/, finished
+2 of 3 runs in outputs/, all finished
                                      eval/
                                 Multiclass
 run                  eval/loss    Accuracy    time  typed
@@ -80,7 +80,7 @@ and 1 more; --limit 0 shows all
     assert (
         run_here("runs", "--limit=1", code=0).out
         == """\
-3 runs in outputs/, finished
+3 runs in outputs/, all finished
                                      eval/
                                 Multiclass
 run                               Accuracy  typed
@@ -126,6 +126,13 @@ def test_runs_are_filtered_and_sorted(
     three_runs: Path, run_here: Any, typed: list[str], expected: list[str], form: str
 ):
     assert folders(run_here("runs", *typed, form, code=0).out) == expected
+
+
+def test_the_title_states_the_status_of_all_runs_not_only_of_those_shown(tmp_path: Path, run_here: Any):
+    for number, status in enumerate(("FAILED", "FINISHED")):
+        write_run(tmp_path / "outputs" / status, status=status, started=1.0 + number)
+    title, *table, last = run_here("runs", "--limit=1", code=0).out.splitlines()
+    assert title == "2 runs in outputs/" and "finished" in table[-1] and last == "and 1 more; --limit 0 shows all"
 
 
 def test_csv_has_a_column_for_each_metric_and_group(three_runs: Path, run_here: Any):

@@ -1,4 +1,4 @@
-"""Check the first loss of a run: that it can be trained, and that it is a mean over samples."""
+"""Check the first loss of a run: that it can be trained, is a mean over samples, and comes from fitting outputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from runner.core.state import State
 from runner.device.batch import slice_samples, split, tensors
 from runner.distributed.collectives import any_rank
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
+from runner.failures.checks import refuse_if
+from runner.models.classification import ClassificationModel
 from runner.models.loss import total_of
 from runner.models.model import Model, in_eval_mode
 
@@ -46,6 +49,28 @@ def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
     if trains and name == "loss" and not total_of(loss).requires_grad:
         remedy = "without no_grad(), detach(), item() or argmax(), and leave parameters that require a gradient"
         raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")
+
+
+def check_outputs(model: Model, outputs: Any) -> None:
+    """Check that a classifier returns a logit for each of its classes; warn if it returns probabilities instead.
+
+    Args:
+        model: the model; only a `ClassificationModel` is checked.
+        outputs: its outputs, of which only the shape `(N, C)` and the operation that made them are read.
+
+    Raises:
+        ValueError: C is not `num_classes`.
+    """
+    if not (isinstance(model, ClassificationModel) and isinstance(outputs, Tensor) and outputs.ndim == 2):
+        return
+    shape = tuple(outputs.shape)
+    reason = f"must equal the second size of the outputs, which {type(model.module).__name__} returned as {shape}"
+    refuse_if(shape[1] != model.num_classes, "num_classes", model.num_classes, reason)
+    loss_fn = getattr(model.loss_fn, "func", model.loss_fn)  # `func` of a partial
+    takes_logits = loss_fn is F.cross_entropy or isinstance(loss_fn, nn.CrossEntropyLoss)
+    is_softmax = outputs.grad_fn is not None and outputs.grad_fn.name() == "SoftmaxBackward0"
+    if takes_logits and is_softmax and get_global_rank() == 0:
+        log.warning("the outputs are probabilities, but the loss takes logits: leave out the model's softmax")
 
 
 def warn_of_split_means(state: State, lengths: Iterable[int | None], loss: Callable[..., Any], part: Any) -> bool:

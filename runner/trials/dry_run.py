@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.nn.parameter import is_lazy
 
 from runner.checkpoints.files import find_checkpoint
@@ -254,7 +252,6 @@ def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resu
             findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
-            findings.warnings += _find_softmax(trainer.state)
             findings.warnings += find_mistakes(experiment, trainer.state.progress, data.order, device.type)
             _load_what_was_saved(trainer.state, on_meta)
 
@@ -328,15 +325,6 @@ def _find_untrained(state: State) -> Iterator[str]:
     if idle:
         more = f" and {len(idle) - 3} more" * (len(idle) > 3)
         yield f"no gradient reaches {', '.join(idle[:3])}{more}: not trained, and refused by DDP"
-
-
-def _find_softmax(state: State) -> Iterator[str]:
-    loss_fn, outputs = getattr(state.unwrapped_model, "loss_fn", None), getattr(state, "outputs", None)
-    takes_logits = loss_fn is F.cross_entropy or isinstance(loss_fn, nn.CrossEntropyLoss)
-    if takes_logits and isinstance(outputs, torch.Tensor) and outputs.ndim > 1 and outputs.device.type != "meta":
-        sums = outputs.float().sum(dim=1)
-        if bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-            yield "the outputs are probabilities, but the loss takes logits: leave out the softmax at the model's end"
 
 
 def _describe(loader: Any) -> str:

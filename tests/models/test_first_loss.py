@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runner import Model, SupervisedModel, Trainer
+from runner import ClassificationModel, Model, SupervisedModel, Trainer
 from runner.data import TensorLoader
 
 
@@ -107,3 +107,28 @@ def test_the_check_of_the_loss_does_not_change_a_bit_of_training(caplog: pytest.
         assert len(warnings_of(caplog)) == (model is checked)
     torch.testing.assert_close(checked.state_dict(), unchecked.state_dict(), rtol=0, atol=0)
     assert torch.equal(torch.as_tensor(checked.hidden), torch.as_tensor(unchecked.hidden))
+
+
+def test_a_classifier_with_outputs_for_more_classes_than_it_has_is_refused():
+    with pytest.raises(ValueError, match=r"num_classes=3: must equal the second size .* Linear returned as \(\d+, 5\)"):
+        fit(ClassificationModel(nn.Linear(3, 5), num_classes=3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss_fn", "is_warned"),
+    [
+        (nn.Softmax(dim=1), None, True),
+        (nn.Softmax(dim=1), nn.CrossEntropyLoss(label_smoothing=0.1), True),
+        (nn.LogSoftmax(dim=1), None, False),
+        (nn.LogSoftmax(dim=1), nn.NLLLoss(), False),
+        (nn.Sigmoid(), None, False),
+        (nn.ReLU(), None, False),
+    ],
+    ids=str,
+)
+def test_probabilities_that_go_into_cross_entropy_get_a_warning(
+    caplog: pytest.LogCaptureFixture, layer: nn.Module, loss_fn: Any, is_warned: bool
+):
+    fit(ClassificationModel(nn.Sequential(nn.Linear(3, 5), layer), num_classes=5, loss_fn=loss_fn))
+    warned = [message for message in caplog.messages if "the outputs are probabilities" in message]
+    assert len(warned) == is_warned

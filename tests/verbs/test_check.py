@@ -320,7 +320,7 @@ def test_a_config_that_cannot_run_is_refused_in_a_short_message(command: str, pa
             ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
             (
                 "~model.module +model.module._target_=checked_here.Softmax",
-                "the outputs are probabilities, but the loss takes logits: leave out the softmax",
+                "the outputs are probabilities, but the loss takes logits: leave out the model's softmax",
             ),
             (f"{OWN_MODEL}nowhere", "no gradient reaches unused.weight, unused.bias: not trained, and refused by DDP"),
         ],

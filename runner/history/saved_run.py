@@ -21,10 +21,11 @@ from runner.cli.verbs import TRAINING
 from runner.config import build
 from runner.config.section import sections_in
 from runner.distributed.environment import keep_across_restarts
+from runner.failures.checks import refuse_if
 from runner.failures.crash import BUNDLE
 from runner.failures.errors import WrongKey, wrong_argument
 from runner.files.addresses import without_credentials
-from runner.files.names import CONFIG, ENVIRONMENT
+from runner.files.names import CONFIG, ENVIRONMENT, OVERRIDES
 from runner.files.printable import printable
 from runner.files.whole import read_object
 from runner.history.mirrored import download_run, is_address, mirror_of
@@ -104,9 +105,11 @@ def find_saved_run(command: Command) -> SavedRun | None:
         return _read(command, typed, str(folder), folder)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(typed).absolute()
-    folder = next((parent for parent in (path, *path.parents[:2]) if Record(parent).exists), None)
-    if folder is not None:
-        return _read(command, typed, str(path), folder)
+    for folder in (path, *path.parents[:2]):
+        if Record(folder).exists:
+            return _read(command, typed, str(path), folder)
+        reason = f"this run has {OVERRIDES}, but no {CONFIG}, so its experiment is unknown"
+        refuse_if((folder / OVERRIDES).exists(), "RUN", typed, reason)
     if command.row.uses_run != "resume":
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
         raise wrong_argument("RUN", typed, f"{reason}; give a run's folder or its MLflow id")

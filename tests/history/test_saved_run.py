@@ -154,3 +154,13 @@ def test_a_folder_with_other_files_is_refused_as_a_run(tmp_path: Path):
     (tmp_path / "other" / "manifest.json").write_text('{"files": {}}')
     with pytest.raises(ValueError, match="pipe: is neither a file nor a folder"):
         find_saved_run(Command.of("resume", str(tmp_path)))
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "rerun"])
+@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/ep1"])
+def test_a_run_of_a_command_that_lost_its_config_is_refused(tmp_path: Path, verb: str, name: str):
+    (tmp_path / "checkpoints" / "ep1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "ep1" / "manifest.json").write_text('{"files": {}}')
+    (tmp_path / "overrides.yaml").write_text("[]")
+    with pytest.raises(ValueError, match=r"has overrides\.yaml, but no config\.yaml, so its experiment is unknown"):
+        find_saved_run(Command.of(verb, str(tmp_path / name)))

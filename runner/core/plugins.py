@@ -23,7 +23,8 @@ class Plugins:
 
     def __init__(self, package: str, folder: str) -> None:
         if "." not in package:
-            raise ImportError(f"{package}/ of the runner is imported as runner.{package}, not as {package}")
+            remedy = "give a module of your own another name"
+            raise ImportError(f"{package}/ of the runner is imported as runner.{package}, not as {package}; {remedy}")
         self._package = package
         self._folder = Path(folder)
         self.files = {_plain(file.stem): file.stem for file in self._folder.glob("[!_]*.py")}

@@ -1,4 +1,4 @@
-"""The callbacks of this project: classes with a method for each event that they listen to."""
+"""A callback: a class with a method for each event that it listens to."""
 
 import torch
 

@@ -187,7 +187,7 @@ def make_model_and_data(
     if data is None:
         data = make_data(experiment)
         experiment = with_classes(experiment, data[0])
-        if (names := experiment.model.get("classes")) is not None and hasattr(model, "name_classes"):
+        if isinstance(names := experiment.model.get("classes"), list) and hasattr(model, "name_classes"):
             model.name_classes(names)
     return experiment, model, data
 

@@ -89,7 +89,7 @@ def _classes(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the names of the classes as a JSON list, for the metadata of a file; {} if the run has no names."""
     model = config.get("model")
     names = model.get("classes") if isinstance(model, Mapping) else None
-    return {"classes": json.dumps(names)} if names else {}
+    return {"classes": json.dumps(names)} if isinstance(names, list) else {}
 
 
 def _write_folder(checkpoint: Path, folder: Path, options: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
-from runner import Callback
+from runner import Callback, ClassificationModel
 from runner.config import build
 from runner.config.composed import targets
 from runner.config.composing import initialized
@@ -61,6 +61,10 @@ def load_tiny(batch_size: int = 4) -> tuple[Any, Any]:
     MADE.append("data")
     batches = [(torch.zeros(batch_size, 64), torch.zeros(batch_size, dtype=torch.int64))]
     return batches, batches
+
+
+def make_classifier(classes: int) -> ClassificationModel:
+    return ClassificationModel(torch.nn.Linear(64, classes), classes)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +114,12 @@ def test_a_trainer_is_built_as_configured(config: Any, tmp_path: Path):
         assert state.timestamp.batch == 1
     assert not (tmp_path / "run").exists()
     assert MADE == ["a", "b", "data"]
+
+
+def test_an_argument_of_an_own_model_named_classes_may_be_a_number(config: Any, tmp_path: Path):
+    config["model"] = {"_target_": "built_here.make_classifier", "classes": 3}
+    with build.build(Experiment(config), tmp_path / "run", "a run") as trainer:
+        assert trainer.state.unwrapped_model.num_classes == 3
 
 
 def test_initial_weights_depend_only_on_the_seed(config: Any, tmp_path: Path):

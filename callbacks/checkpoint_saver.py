@@ -146,8 +146,8 @@ class CheckpointSaver(Callback):
         self._checkpoints.path = state.run_dir / self.folder
         self._checkpoints.check_links()
         if state.resumed_from is None and not self.overwrite and self.latest is not None:
-            path = str(self._checkpoints.path)
-            raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
+            reason = "holds another run's checkpoints: resume it, or set overwrite to true"
+            raise FileExistsError(f"folder={str(self._checkpoints.path)!r} {reason}")
         if self.mirror is not None:
             self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite)
 

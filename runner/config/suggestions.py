@@ -163,6 +163,9 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
         return f"{typed}: no such word; " + foreign
     key, equals, value = typed.partition("=")
+    if equals and re.search(r"^,|,,|,$", value):
+        text = f"{typed}: a value is missing beside a comma"
+        return Advice(text).with_facts(key=key_of(key), fix=f"{key}={re.sub(',+', ',', value).strip(',')}")
     if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
         fix = f'{key}="{value}"'
         text = f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{fix}'"

@@ -51,9 +51,10 @@ def typed_overrides(config: DictConfig) -> list[Override]:
 
 
 def planned_overrides(config: DictConfig, typed: list[Override]) -> list[list[str]]:
-    """Return the overrides of all jobs; if the sweeper chooses jobs one by one, those of one possible job."""
+    """Return the overrides of all jobs without duplicates, or of one example if the sweeper chooses as it goes."""
     examples = ([_example(override)] for override in typed)
-    return [*map(list, product(*(map(_choices, typed) if is_grid(config) else examples)))]
+    combinations = product(*(map(_choices, typed) if is_grid(config) else examples))
+    return [*map(list, dict.fromkeys(combinations))]
 
 
 def compose_jobs(jobs: Sequence[Sequence[str]], fixed: Sequence[str], loader: JobLoader) -> list[PlannedJob]:

@@ -54,7 +54,7 @@ def test_two_savers_cannot_share_a_folder(tmp_path):
 
 def test_another_runs_checkpoints_are_replaced_only_with_overwrite(tmp_path):
     fit(tmp_path, CheckpointSaver())
-    with pytest.raises(FileExistsError, match="overwrite=True"):
+    with pytest.raises(FileExistsError, match="resume it, or set overwrite to true"):
         fit(tmp_path, CheckpointSaver())
     fit(tmp_path, CheckpointSaver(overwrite=True))
 

@@ -32,6 +32,7 @@ def typed(line: str) -> tuple[str, tuple[str, ...], dict[str, Any], tuple[str, .
         ("resume optimizer.lr=1 RUN ~callbacks.x", ("resume", ("RUN",), {}, ("optimizer.lr=1", "~callbacks.x"))),
         ("fork RUN ba12 +callbacks=ema", ("fork", ("RUN", "ba12"), {}, ("+callbacks=ema",))),
         ("replay RUN", ("replay", ("RUN",), {}, ())),
+        ("replay RUN -1", ("replay", ("RUN", "-1"), {}, ())),  # refused as a batch, not as an option
         ("eval", ("eval", (), {}, ())),
         ("compare A B C seed=1", ("compare", ("A", "B", "C"), {}, ("seed=1",))),
         ("runs", ("runs", (), {}, ())),

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from composed_configs import composed
+from omegaconf import OmegaConf
 from torch import nn
 
 from runner import Callback, ClassificationModel
+from runner.config.composing import parse_override
 from runner.failures.errors import WrongConfig
-from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
+from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in, planned_overrides
 
 CREATED: list[str] = []
 
@@ -67,6 +69,13 @@ def test_parts_that_jobs_share_are_created_once(config: Any):
     CREATED.clear()
     check_jobs(jobs(config, *({"optimizer.lr": lr} for lr in (0.1, 0.2, 0.3))), "basic", set())
     assert CREATED.count("callback") == 1 and CREATED.count("model") == 2
+
+
+def test_a_value_given_twice_makes_one_job():
+    grid = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/sweeper": "basic"}}}})
+    typed = [parse_override(text) for text in ("optimizer.lr=0.1,0.2,0.1", "seed=0", "data.batch_size=8,8")]
+    planned = planned_overrides(grid, typed)
+    assert planned == [[f"optimizer.lr={rate}", "seed=0", "data.batch_size=8"] for rate in ("0.1", "0.2")]
 
 
 def test_a_job_that_cannot_be_created_is_named(config: Any):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 
 VARIABLE = "HYDRA_FULL_ERROR"
 """The environment variable that requests full tracebacks."""
 
+_CALL = re.compile(
+    r"""^[ ]{2}File[ ]"(?P<file>.+)",[ ]line[ ]\d+,[ ]in[ ].*\n
+    (?:[ ]{4}(?P<source>.*)\n(?:[ ]{4}.*\n)*)?
+    (?:[ ]{2}\[Previous[ ]line[ ]repeated[ ].*\n)?""",
+    re.MULTILINE | re.VERBOSE,
+)
 _are_whole = False
 
 
@@ -60,48 +66,50 @@ def _libraries() -> tuple[Path, ...]:
 def format_failure(error: BaseException) -> str:
     """Return the traceback of an exception with only the user's own calls in full.
 
-    All calls are shown if the user asked for them, or if none is the user's own.
+    The traceback of a data worker, which torch puts into the message, is shortened too. If no call is the user's own,
+    an exception that this project raised itself is shown without calls, because its message explains it, and any other
+    with all of them. All calls are also shown if the user asked for them.
     """
-    formatted = traceback.TracebackException.from_exception(error)
-    chain = list(_chain(formatted))
-    if not _are_whole and any(is_of_user(frame.filename) for link in chain for frame in link.stack):
-        for link in chain:
-            link.stack = _shortened(link.stack)
-    return "".join(formatted.format())
+    text = "".join(traceback.format_exception(error))
+    calls = [*_CALL.finditer(text)]
+    if _are_whole or not calls:
+        return text
+    if any(is_of_user(call["file"]) for call in calls):
+        return _shortened(text, calls)
+    last = calls[-1]
+    if Path(last["file"]).is_relative_to(_libraries()[0]) and (last["source"] or "").startswith("raise "):
+        return f"[{_count(calls)}; {VARIABLE}=1 shows them]\n{text[last.end() :]}"
+    return text
 
 
-def _chain(formatted: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """Yield an exception with its causes and contexts."""
-    yield formatted
-    for linked in (formatted.__cause__, formatted.__context__):
-        if linked is not None:
-            yield from _chain(linked)
-
-
-class _Shortened(traceback.StackSummary):
-    """The calls of a traceback; a call without a file stands for several."""
-
-    def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
-        if frame_summary.filename:
-            return super().format_frame_summary(frame_summary)
-        return f"  [{frame_summary.name}]\n"
-
-
-def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
-    frames: list[traceback.FrameSummary] = []
-    for of_user, group in groupby(stack, lambda frame: is_of_user(frame.filename)):
-        calls = list(group)
-        if of_user or len(calls) == 1:
-            frames += calls
+def _shortened(text: str, calls: Iterable[re.Match[str]]) -> str:
+    """Return a text with each series of successive library calls in it replaced by their number."""
+    series: list[list[re.Match[str]]] = []
+    for call in calls:
+        is_next = series and series[-1][-1].end() == call.start()
+        if is_next and not is_of_user(call["file"]) and not is_of_user(series[-1][-1]["file"]):
+            series[-1].append(call)
         else:
-            packages = dict.fromkeys(_package(call.filename) for call in calls)
-            if len(packages) > 1:
-                packages.pop("contextlib", None)  # it only enters and exits the others' contexts
-            frames.append(traceback.FrameSummary("", 0, f"{len(calls)} calls in {', '.join(packages)}", line=""))
-    if any(not frame.filename for frame in frames):
-        first = next(frame for frame in frames if not frame.filename)
-        first.name += f"; {VARIABLE}=1 shows them"
-    return _Shortened(frames)
+            series.append([call])
+    hint = f"; {VARIABLE}=1 shows them"
+    shortened = ""
+    end = 0
+    for group in series:
+        shortened += text[end : group[0].start()]
+        end = group[-1].end()
+        if len(group) == 1:
+            shortened += group[0][0]
+        else:
+            shortened += f"  [{_count(group)}{hint}]\n"
+            hint = ""
+    return shortened + text[end:]
+
+
+def _count(calls: Sequence[re.Match[str]]) -> str:
+    packages = dict.fromkeys(_package(call["file"]) for call in calls)
+    if len(packages) > 1:
+        packages.pop("contextlib", None)  # it only enters and exits the others' contexts
+    return f"{len(calls)} calls in {', '.join(packages)}"
 
 
 def _package(file: str) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, TensorDataset
 
+from runner.data.images.decoding import open_image
 from runner.failures.tracebacks import are_whole, environment_of_user, format_failure, is_of_user, raised_by_hydra
 
 
@@ -51,6 +55,36 @@ def test_a_traceback_without_calls_of_the_user_is_shown_in_full():
     assert error.__traceback__ is not None
     text = format_failure(error.with_traceback(error.__traceback__.tb_next))
     assert "in raw_decode" in text and " calls in " not in text
+
+
+def test_an_error_that_the_runner_raised_itself_is_shown_without_calls():
+    with pytest.raises(ValueError, match="image 3") as caught:
+        open_image(b"broken", name="image 3")
+    error = caught.value
+    assert error.__traceback__ is not None
+    first, *message = format_failure(error.with_traceback(error.__traceback__.tb_next)).splitlines()
+    assert first.endswith("; HYDRA_FULL_ERROR=1 shows them]") and " calls in runner" in first
+    assert message == [f"ValueError: {error}"]
+
+
+def read_broken(indices: Any) -> Any:
+    return torch.zeros(3).view(2, 2)
+
+
+def sent_by_a_worker() -> ExceptionWrapper:
+    """Return what a data worker sends if `read_broken` fails: the class of the exception, and its traceback as text."""
+    try:
+        return next(iter(DataLoader(TensorDataset(torch.zeros(1)), collate_fn=read_broken)))
+    except RuntimeError:
+        return ExceptionWrapper(where="in DataLoader worker process 0")
+
+
+def test_calls_in_a_data_worker_are_counted_too():
+    with pytest.raises(RuntimeError, match="Caught RuntimeError in DataLoader worker") as caught:
+        sent_by_a_worker().reraise()
+    text = format_failure(caught.value)
+    assert "return torch.zeros(3).view(2, 2)" in text and "in fetch" not in text
+    assert re.search(r"Original Traceback .*\n(.*\n)*  \[\d+ calls in torch; .*\]\n  File .* in read_broken\n", text)
 
 
 @pytest.mark.parametrize("is_set", [True, False])

@@ -1,4 +1,4 @@
-"""Functions of batches for several algorithms: get and replace parts, resize images, select samples, read targets."""
+"""Functions on batches, shared by algorithms: get and replace parts, resize images, select samples, read targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner import Algorithm
 from runner.device.batch import map_samples
 
 Key = int | str
-"""Index of a part in a batch that is a tuple or list, or its key in a mapping."""
+"""The index of a part of a batch in a tuple or list, or its key in a mapping."""
 
 IGNORED = -100  # target that torch's own losses ignore
 
@@ -96,7 +96,7 @@ def get_images(batch: Any, key: Key, owner: str) -> Tensor:
 
 
 def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return images (N, C, H, W) in another size.
+    """Return images (N, C, H, W) resized to (height, width).
 
     Floating-point images are interpolated bilinearly with antialiasing; others take the nearest pixel.
     """
@@ -113,8 +113,7 @@ def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
     """Return a batch with some of its samples; tensors and lists without one entry per sample stay unchanged.
 
     Args:
-        batch: any nesting of tensors and of lists of samples or texts, such as file names; lists are indexed on the
-            host.
+        batch: any nesting of tensors and lists, such as lists of file names; lists are indexed on the host.
         num_samples: number of samples in the batch.
         index: samples to keep: indices (n,), int64, on the batch's device, or a slice, which gives views.
     """
@@ -130,7 +129,7 @@ def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
 
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
-    """Refuse BatchAugment's alternating flips, which need whole batches, for an algorithm that drops samples."""
+    """Refuse BatchAugment's alternating flips, which need whole batches, if an algorithm drops samples."""
     if any(getattr(algorithm, "flip", None) == "alternating" for algorithm in algorithms):
         raise ValueError(
             "flip='alternating': BatchAugment needs whole batches for this, but another algorithm drops samples; "

@@ -18,10 +18,10 @@ IN_STEP = frozenset(_EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.ind
 def make_rows(
     costs: Mapping[tuple[str, str], Sequence[int]], steps: int, rest_in_steps: int, rest_outside: int
 ) -> list[list[Any]]:
-    """Return the rows of the table: those inside of steps, then those outside, the costliest of each part first.
+    """Return the rows of the table: first those inside steps, then those outside, costliest first in each part.
 
     Each part has a row 'everything else'. The shares of the step add up to 1, and so do those of the run. Cells that
-    do not apply are None: per-step numbers outside of steps, and the number of calls of 'everything else' there.
+    do not apply are None: outside steps, the per-step numbers and the number of calls of 'everything else'.
 
     Args:
         costs: number of calls and nanoseconds by (callback, event).
@@ -51,11 +51,11 @@ def make_rows(
 
 
 def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
-    """Print the costliest rows of each part, and the total cost of its other rows."""
+    """Print the costliest rows of each part, and the total share of its other rows."""
     inside = [row for row in rows if row[6] is not None]
     outside = [row for row in rows if row[6] is None]
     if steps:
-        title = f"a training step takes {sum(row[5] for row in inside):.1f} us, the mean of {steps}:"
+        title = f"a training step takes {sum(row[5] for row in inside):.1f} us (mean of {steps} steps):"
         _print_part(title, inside, (2, 4, 5, 6))
     if outside:
         title = f"everything outside of steps takes {sum(row[-1] for row in outside):.1%} of the run:"
@@ -80,4 +80,4 @@ def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int
     console.print(Unpadded(table))
     if len(rows) > MAX_PRINTED:
         share_of_others = sum(row[share] for row in rows[MAX_PRINTED:])
-        console.print(f"and {len(rows) - MAX_PRINTED} more with {share_of_others:.1%}, in the logged table")
+        console.print(f"{len(rows) - MAX_PRINTED} more rows ({share_of_others:.1%}) are in the logged table")

@@ -1,4 +1,4 @@
-"""Weights without values yet: each is drawn or read when needed, and cut down to this rank's part at once."""
+"""Weights that have no values yet: each is drawn or read when needed, and cut to this rank's part at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = "_draw_value"
 
 
 def defer(parameter: nn.Parameter, draw: Draw) -> None:
-    """Register the function that draws the value of a parameter; until then its memory is undefined."""
+    """Register the function that draws a parameter's value; until it is called, the memory is uninitialized."""
     vars(parameter)[_KEY] = draw
 
 
@@ -45,7 +45,7 @@ def deferred_draws(model: nn.Module) -> dict[str, Draw]:
 
 @torch.no_grad()
 def fill_deferred(model: nn.Module) -> None:
-    """Draw the whole values of all parameters that have none yet."""
+    """Draw the full value of each parameter that has none yet."""
     for name, draw in deferred_draws(model).items():
         parameter = model.get_parameter(name)
         parameter.copy_(draw())
@@ -54,18 +54,18 @@ def fill_deferred(model: nn.Module) -> None:
 
 def move_without_deferred(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
     """Move a model like `model.to`, but put parameters without values on the meta device, which takes no memory."""
-    empty: dict[int, nn.Parameter] = {}
+    placeholders: dict[int, nn.Parameter] = {}
     for parameter in model.parameters():
         if (draw := vars(parameter).get(_KEY)) is not None:
             target = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
-            placeholder = torch.empty_like(parameter, dtype=target, device="meta")
-            empty[id(parameter)] = nn.Parameter(placeholder, parameter.requires_grad)
-            defer(empty[id(parameter)], draw)
-    if not any(parameter.is_meta for parameter in empty.values()):
+            values = torch.empty_like(parameter, dtype=target, device="meta")
+            placeholders[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+            defer(placeholders[id(parameter)], draw)
+    if not any(parameter.is_meta for parameter in placeholders.values()):
         model.to(device, dtype)
         return
     for module in model.modules():
-        _replace(module, empty)
+        _replace(module, placeholders)
         for parameter in module.parameters(recurse=False):
             if not parameter.is_meta:
                 parameter.data = _move(parameter.data, device, dtype)

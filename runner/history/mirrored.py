@@ -37,8 +37,8 @@ def mirror_of(address: str) -> str:
 def download_run(address: str, keep: bool) -> Path:
     """Download a run's record, its newest intact checkpoint and its best checkpoints, and return their new folder.
 
-    Set `keep` if the run will continue in that folder. It is then in `outputs/`, and a process restarted by torchrun or
-    Slurm finds it again and downloads nothing. Otherwise the folder is temporary.
+    Set `keep` if the run will continue in that folder. The folder is then in `outputs/`, where a process restarted by
+    torchrun or Slurm finds it and downloads nothing. Otherwise it is temporary.
     """
     check_address("RUN", address)
     shown = without_credentials(address)
@@ -47,8 +47,8 @@ def download_run(address: str, keep: bool) -> Path:
     except Exception as error:  # each file system raises its own exceptions
         raise WrongKey("RUN", f"cannot be read: {_reason(address, error)}", repr(shown)) from error
     if not indexes:
-        inside = mirror.names()
-        example = f", such as {shown.rstrip('/')}/{inside[0]}" if inside else ""
+        names = mirror.names()
+        example = f", such as {shown.rstrip('/')}/{names[0]}" if names else ""
         raise WrongKey("RUN", f"holds no checkpoint of a run; give the address of a run{example}", repr(shown))
     folder = _make_folder(address, keep)
     if (folder / CONFIG).exists():
@@ -61,8 +61,8 @@ def download_run(address: str, keep: bool) -> Path:
             reasons.append(f"{name}: {_reason(address, error)}")
             _warn(address, name, error)
         else:
-            where = f" to {show_path(folder)}" if keep else ""
-            print_to_stderr(f"INFO: RUN={shown!r}: downloaded {name}{where}")
+            destination = f" to {show_path(folder)}" if keep else ""
+            print_to_stderr(f"INFO: RUN={shown!r}: downloaded {name}{destination}")
             return folder
         finally:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
@@ -128,8 +128,7 @@ def _download_best(mirror: Mirror, name: str, into: Path) -> None:
 
 
 def _warn(address: str, name: str, error: Exception) -> None:
-    reason = f"{name}: {_reason(address, error)}; it is not used"
-    print_to_stderr(f"WARNING: {without_credentials(address)}: {reason}")
+    print_to_stderr(f"WARNING: {without_credentials(address)}: {name} is not used: {_reason(address, error)}")
 
 
 def _reason(address: str, error: Exception) -> str:

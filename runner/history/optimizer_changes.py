@@ -26,14 +26,14 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
     if state.resumed_from is None or not (before := read_config(state.resumed_from)):
         return
     targets = [str((section.get("scheduler") or {}).get("_target_", "")) for section in (before, config)]
-    can_change = not any(target.startswith(_TORCH_SCHEDULERS) for target in targets)  # others use initial_lr only
+    can_change = not any(target.startswith(_TORCH_SCHEDULERS) for target in targets)  # others multiply initial_lr
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for change in find_changes(before, config):
         section, _, name = change.key.partition(".")
         if section not in ("optimizer", "scheduler") or (section == "scheduler" and can_change):
             continue
         names = [name, "initial_lr"] if name == "lr" and "initial_lr" in groups[0] else [name]
-        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # set by param_groups
+        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # param_groups sets it
         if not can_change or change.after is ABSENT or not _is_shared(groups, names[-1], scales):
             weights = show_path(state.resumed_from)
             raise ValueError(

@@ -13,7 +13,7 @@ LEAST = 1.0  # seconds; the system counts in hundredths, too coarse for shorter 
 
 
 class LoadMeter:
-    """Measures how much of the machine this run and all other work take, from the creation of the meter.
+    """Measures the load of the machine, and how much of it other work causes, since the meter was created.
 
     Reading the system's counters, once at the start and once at the end, takes a few milliseconds.
     """
@@ -31,9 +31,9 @@ class LoadMeter:
             seconds: the length of those sessions.
 
         Returns:
-            'start' and 'end': running and waiting processes per core in the minute before. 'others': the mean share of
-            all cores, from 0 to 1, that processes outside of this run took, earlier sessions included. A key is missing
-            if the system has no number for it.
+            'start' and 'end': running and waiting processes per core, averaged over the minute before. 'others': the
+            mean share of all cores, from 0 to 1, that processes outside this run took, earlier sessions included. A key
+            is missing if the system does not report it.
         """
         elapsed = time.monotonic() - self._began
         load = {"start": before.get("start", self._start), "end": _load_per_core()}
@@ -60,7 +60,7 @@ def describe_inequality(loads: Iterable[Mapping[str, float]]) -> str | None:
 def _load_per_core() -> float | None:
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except (OSError, AttributeError):  # not on every system
+    except (OSError, AttributeError):  # not available on every system
         return None
 
 
@@ -76,6 +76,6 @@ def _cpu_seconds() -> tuple[float, float] | None:
             own = 0.0
             for process in (this, *this.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    own += sum(process.cpu_times()[:4])  # includes its children that have ended
+                    own += sum(process.cpu_times()[:4])  # includes children that have ended
             return sum(times.values()) - idle, own
     return None

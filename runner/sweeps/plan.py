@@ -149,7 +149,7 @@ def _choices(override: Override) -> list[str]:
     key = override.get_key_element()
     if not override.is_discrete_sweep():
         value = str(override.input_line).partition("=")[2]
-        raise WrongKey(key_of(key), "is for a search, such as sweep=optuna_tpe; list values for a grid", value)
+        raise WrongKey(key_of(key), "needs a search, such as sweep=optuna_tpe; list values for a grid", value)
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 

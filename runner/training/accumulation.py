@@ -37,7 +37,7 @@ def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
 
 
 def whole_batch(run: Run, share: Share) -> None:
-    """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
+    """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward pass.
 
     Args:
         run: with `state.batch` set.
@@ -78,9 +78,9 @@ class FittingMicrobatches:
     """Calls `in_microbatches`, and repeats it with microbatches of half the size while any rank runs out of memory.
 
     A failed attempt must not change training metrics or buffers such as running statistics, so they are copied before a
-    batch that may fail. A batch is assumed to fit, and nothing is copied, if its shapes have fit before in microbatches
-    of this size with at least as much memory in use. If such a batch fails after all, and there are metrics
-    or buffers that it may have changed, the run ends, and no checkpoint contains the changes.
+    batch that may fail. A batch is assumed to fit, and nothing is copied, if a batch of the same shapes has fit in
+    microbatches of this size with at least as much memory in use. If it fails after all, and there are metrics or
+    buffers that it may have changed, the run ends, and no checkpoint contains the changes.
     """
 
     def __init__(self) -> None:

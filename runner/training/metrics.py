@@ -63,7 +63,7 @@ class TrainerLog(Callback):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""
-        # Charts downsample metrics of every batch, so evaluations need an x-axis that is logged at exactly their steps.
+        # Charts downsample per-batch metrics, so evaluations need an x-axis that is logged at exactly their steps.
         metrics = {f"time/{label}/sample": float(state.timestamp.sample)}
         for name, value in state.eval_metric_values[label].items():
             metrics |= scalars(f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}", value)
@@ -89,8 +89,7 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
             if hasattr(part, "process_group"):
                 part.process_group = get_data_parallel_group()
     if "loss" in metrics and not train and type(model).loss is not Model.loss:
-        remedy = "it is always logged; rename the metric"
-        raise ValueError(f"{source} has a metric 'loss', which is the name of the model's own loss: {remedy}")
+        raise ValueError(f"{source} has a metric 'loss': the model's loss is logged under that name; rename the metric")
     return metrics
 
 
@@ -111,7 +110,7 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
     """Update metrics with a batch.
 
-    Without `counts`, the batch stands in for an empty share: metrics see its shapes, but it adds nothing.
+    Without `counts`, the batch stands in for an empty share: metrics see its shapes, but do not count it.
     """
     for metric in metrics.values():
         if counts:

@@ -341,12 +341,12 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
     with make_trainer(tmp_path, Slow(), EventTrace(print_table=True)) as trainer:
         trainer.fit()
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"a training step takes \d+\.\d us, the mean of 12: *", lines[0])
+    assert re.fullmatch(r"a training step takes \d+\.\d us \(mean of 12 steps\): *", lines[0])
     assert re.split(" {2,}", lines[1].strip())[2:] == ["calls", "us per call", "us per step", "share of step"]
     assert lines[2].split()[:3] == ["slow", "batch_end", "12"]
     assert lines[2].rstrip().endswith("%")
     second = next(index for index, line in enumerate(lines) if line.startswith("everything outside of steps takes "))
-    assert "more with" in lines[second - 1]
+    assert "more rows" in lines[second - 1]
     assert re.split(" {2,}", lines[second + 1].strip())[2:] == ["calls", "us per call", "ms", "share of run"]
     second_table = " ".join(" ".join(lines[second:]).split())
     assert "slow batch_end" not in second_table

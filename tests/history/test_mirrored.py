@@ -131,25 +131,25 @@ def replace_by_pipe(folder: Path) -> None:
 
 
 FACTS = {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
-UNREADABLE = "ep3: its index.json cannot be read"
-NAMES = "ep3: its index.json names"
-LARGE = "ep3: its config.yaml has 1,099,511,627,776 bytes, at most"
+UNREADABLE = "ep3 is not used: its index.json cannot be read"
+NAMES = "ep3 is not used: its index.json names"
+LARGE = "ep3 is not used: its config.yaml has 1,099,511,627,776 bytes, at most"
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a changed file": (
         overwritten("checkpoints/ep3/model.pt", b"x"),
-        "ep3: checkpoints/ep3/model.pt differs from its index.json",
+        "ep3 is not used: checkpoints/ep3/model.pt differs from its index.json",
     ),
     "a longer file": (
         overwritten("config.yaml", b"seed: 1\nmode: x\n"),
-        "ep3: config.yaml differs from its index.json",
+        "ep3 is not used: config.yaml differs from its index.json",
     ),
-    "a missing file": (lambda folder: (folder / "config.yaml").unlink(), "ep3: "),
+    "a missing file": (lambda folder: (folder / "config.yaml").unlink(), "ep3 is not used: "),
     "too large": (
         changed(lambda index: index["files"]["checkpoints/ep3/model.pt"].update(size=1 << 52)),
         "are free in",
     ),
     "a large record": (changed(lambda index: index["files"]["config.yaml"].update(size=1 << 40)), LARGE),
-    "a pipe": (replace_by_pipe, "ep3: "),
+    "a pipe": (replace_by_pipe, "ep3 is not used: "),
     "a path out of the folder": (
         changed(lambda index: index["files"].update({"../x": FACTS})),
         f"{NAMES} '../x', which leads out",
@@ -162,14 +162,14 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a number of 400 digits": (changed(lambda index: index.update(saved_at=10**400)), UNREADABLE),
     "another name": (
         changed(lambda index: index.update(checkpoint="checkpoints/ep4")),
-        "ep3: it holds the checkpoint 'ep4'",
+        "ep3 is not used: it holds the checkpoint 'ep4'",
     ),
     "the name of a link": (
         changed(lambda index: index.update(checkpoint="checkpoints/latest")),
         f"{NAMES} 'latest', which is not a valid name for a checkpoint",
     ),
     "an escaped path": (changed(lambda index: index["best"].append("..%2fx")), f"{NAMES} '..%2fx'"),
-    "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),
+    "a later format": (changed(lambda index: index.update(format=2)), "ep3 is not used: a later version"),
     "JSON nested too deeply": (overwritten("index.json", b"[" * 100_000), UNREADABLE),
     "torn JSON": (overwritten("index.json", b'{"chec'), UNREADABLE),
 }

@@ -180,7 +180,7 @@ def test_a_collection_of_metrics_has_the_values_of_a_dict(split: dict[str, Any])
 
 
 def test_an_evaluation_metric_cannot_be_named_loss_unless_the_model_has_no_loss():
-    with pytest.raises(ValueError, match=r"Measured.metrics\(train=False\) has a metric 'loss', .*rename the metric"):
+    with pytest.raises(ValueError, match=r"Measured.metrics\(train=False\) has a metric 'loss': .*rename the metric"):
         fit(model=Measured(lambda: {"loss": accuracy()}, train=False))
     _, memory = fit(model=Measured(lambda: {"loss": accuracy()}))
     assert "metrics/train/loss" in memory.data

@@ -1,4 +1,4 @@
-"""SpikeGuard: after a spike of loss or gradient, training goes back to earlier weights, and skips the samples."""
+"""SpikeGuard: after a spike in the loss or gradient, goes back to earlier weights and skips the samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deviations(values: Tensor, history: Tensor) -> Tensor:
         history: losses and gradient norms of earlier batches (2, m), all finite; m at least 1.
 
     Returns:
-        The larger number (n,) of loss and gradient norm; infinite if one of the two is not finite.
+        The larger of the numbers for loss and gradient norm (n,); infinite if either is not finite.
     """
     median = history.median(dim=1, keepdim=True).values
     spread = NORMAL * (history - median).abs().median(dim=1, keepdim=True).values
@@ -48,7 +48,7 @@ def deviations(values: Tensor, history: Tensor) -> Tensor:
 
 
 class SpikeGuard(Algorithm):
-    """Goes back to the last good weights after a spike of the loss or the gradient, and skips the samples around it.
+    """Goes back to the last good weights after a spike in the loss or gradient, and skips the samples around it.
 
     Every `interval` batches are checked together. If none of them is a spike, weights, optimizer state, buffers and
     averages of weights are copied, on the device. Otherwise the last copy is restored, and training continues with the
@@ -59,11 +59,11 @@ class SpikeGuard(Algorithm):
 
     The host waits for the device once per interval, and rank 0 sends its values to the other ranks, so that all decide
     alike: the loss is that of rank 0's samples, the gradient that of all samples. Each copy takes as much memory as
-    weights and optimizer state, and is part of every checkpoint. A change of level, such as another batch size, looks
-    like a spike.
+    weights and optimizer state, and is part of every checkpoint. A lasting jump, such as
+    after a change of batch size, looks like a spike too.
 
     Args:
-        window: number of good batches to take the median of, at least 8; until then, only values that are not finite
+        window: number of good batches to take the median of, at least 8; before that, only values that are not finite
             are spikes.
         interval: number of batches that are checked, and skipped, together; at least 1.
         threshold: number of deviations above the median that make a spike, above 0.
@@ -80,13 +80,13 @@ class SpikeGuard(Algorithm):
 
     Evidence:
         Some: large language models were trained past loss spikes by going back and skipping the data (Chowdhery et al.
-        2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, remains.
+        2022, arXiv:2204.02311). It does not cure a lasting cause, such as a learning rate that is too high.
     """
 
-    # After these at BATCH_END, when averages are up to date. AFTER_TRAIN_BATCH runs in reverse order, so that gradients
-    # are not clipped yet.
+    # At BATCH_END it runs after these, so averages are up to date. AFTER_TRAIN_BATCH has the reverse order: there it
+    # runs before them, so gradients are not clipped yet.
     runs_after = ("EMA", "SWA", "LAWA", "ScheduleFree", "GradientClipping")
-    runs_before = ("NaNGuard",)  # it removes the gradients of a batch that it skips, which is not a spike
+    runs_before = ("NaNGuard",)  # a batch that it skips has no gradients, and is not a spike
 
     def __init__(self, window: int = 64, interval: int = 16, threshold: float = 12.0, limit: int = 5) -> None:
         check_whole("window", window, 8)
@@ -119,7 +119,7 @@ class SpikeGuard(Algorithm):
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             if gradients:
                 norm = whole(get_total_norm([*map(numbers_of, gradients)]))
-                if state.scaler is not None:  # it skips a batch whose gradients overflow
+                if state.scaler is not None:  # the scaler skips a batch whose gradients overflow
                     norm = norm.where(norm.isfinite(), 0.0)
                 if get_global_rank() == 0:  # values of other ranks are neither used nor saved
                     self._recent[0, self._count] = state.total_loss
@@ -176,7 +176,7 @@ class SpikeGuard(Algorithm):
         first = last - self._count + 1
         worst = int(excess.argmax())
         loss, norm = values[:, worst].tolist()
-        message = f"batch {first + worst} (from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
+        message = f"batch {first + worst} (counted from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
         if excess[worst].isfinite():
             message += f", {excess[worst]:.1f} deviations above the median of the last {self.window} batches"
         if len(self._spikes) == self.limit:
@@ -189,7 +189,7 @@ class SpikeGuard(Algorithm):
         self._spikes.append([first, last, first + worst, loss, norm, float(excess[worst]), back_to])
         if get_global_rank() == 0:
             log.warning(
-                "%s: back to the weights after batch %d, without batches %d to %d", message, back_to, first, last
+                "%s: going back to the weights after batch %d, skipping batches %d to %d", message, back_to, first, last
             )
         logger.log_metrics({"spike_guard/rollbacks": len(self._spikes)})
         logger.log_table(COLUMNS, self._spikes, self.config_key)

@@ -2,8 +2,8 @@
 
 The runner's files come first: a user's file of the same name is not read, and a message says so.
 
-Composing a config must not execute anything. But a file can set keys of Hydra itself that make it import and call
-anything, so a folder with such a file is read only if the user types `--config-dir`.
+Composing a config must not run code from the folder. But a file that sets Hydra's own keys can make Hydra import and
+call anything, so a folder with such a file is read only if the user types `--config-dir`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from runner.cli.command_line import config_dir
 from runner.terminal.text import print_to_stderr
 
 HARMLESS = {"run", "sweep", "sweeper", "launcher", "mode"}
-"""Sections of Hydra's config that Hydra uses when jobs run, not when it composes them."""
+"""Sections of Hydra's config that take effect when jobs run, not while their configs are composed."""
 
 
 def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     """Return a `--config-dir` option for the `conf/` of the working directory, and print that it is read.
 
-    The list is empty if the user typed the option, or if no `conf/` has at least one of the config groups.
+    The list is empty if the user typed the option, or if `conf/` has none of the config groups or configures Hydra.
     """
     own = Path(OWN).absolute()
     groups = [*(path.name for path in conf.iterdir() if path.is_dir()), "vars"]
@@ -40,7 +40,7 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
             return []
     names = [file.relative_to(own) for group in present for file in sorted((own / group).glob("*.yaml"))]
     same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
-    unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
+    unread = f", except for files whose names the runner uses: {', '.join(same)}" if same else ""
     advice = "; put the keys of config.yaml into conf/experiment/<name>.yaml" if "config.yaml" in same else ""
     print_to_stderr(f"INFO: {OWN}/ in this folder is read too{unread}{advice}")
     return [f"--config-dir={own}"]
@@ -55,7 +55,7 @@ def _configures_hydra(file: Path, folder: Path) -> bool:
         text = file.read_text(encoding="utf-8")
     except Exception:
         return False  # Hydra cannot read it either, and reports that if the file is chosen
-    if re.search(r"@(package\s+)?[\w.]*hydra", text):  # the package of a file, or in its defaults
+    if re.search(r"@(package\s+)?[\w.]*hydra", text):  # the package of the file, or of one of its defaults
         return True
     section = content.get("hydra", {}) if isinstance(content, dict) else {}
     return not isinstance(section, dict) or not HARMLESS.issuperset(section)

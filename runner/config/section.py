@@ -26,7 +26,7 @@ class Section:
 
     Attributes:
         path: the dotted path in the config, such as `callbacks.progress_bar`.
-        plain: its `_target_` and the arguments, as plain containers.
+        plain: its `_target_` and arguments, as plain containers.
     """
 
     path: str
@@ -70,7 +70,7 @@ class Section:
         check_signature(self.path, self.plain, supplied)
 
     def unchecked(self) -> list[str]:
-        """Return the arguments that the target takes as `**options`, and so may not use at all."""
+        """Return the arguments that the target takes as `**options`, and so may ignore."""
         return taken_as_options(self.path, self.plain)
 
     def make(self, among: Sequence[Section] = (), **supplied: Any) -> Any:
@@ -108,7 +108,7 @@ class Section:
                 cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
                 inner = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)  # of a target inside the section
                 failed = f"{self.path}.{inner[1]}" if inner else self.path
-            if not isinstance(cause, CONFIG_ERRORS) and self.path != "trainer":  # it runs hooks; its bugs stay bugs
+            if not isinstance(cause, CONFIG_ERRORS) and self.path != "trainer":  # it runs hooks, which may have bugs
                 failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
                 failure.__cause__ = cause
                 cause = failure
@@ -124,7 +124,7 @@ def sections_in(group: str, plain: Mapping[str, Any] | None) -> dict[str, Sectio
 
 
 def note_section_of_hook(error: BaseException, sections: Sequence[Section]) -> bool:
-    """Add to an exception the section of the callback or algorithm that raised it; return whether there is one."""
+    """Add to an exception the section of the callback or algorithm that raised it; return whether one did."""
     raised_by = facts_of(error).raised_by
     paths = (f"callbacks.{raised_by}", f"algorithms.{raised_by}", *(["scheduler"] if raised_by == "scheduler" else []))
     for path in paths:
@@ -138,9 +138,9 @@ def note_section_of_hook(error: BaseException, sections: Sequence[Section]) -> b
 def _note_section(error: BaseException, section: Section, among: Sequence[Section], failed: str = "") -> None:
     """Add to an exception the section of the config that caused it, both as facts and as a note.
 
-    The section at fault is the one that sets the argument which the exception refuses; it may be in another part of the
-    config. If the exception names no argument, it is the section of the target that failed. `failed` is the path of the
-    target that failed, if that is inside the section.
+    The section at fault is the one that sets the argument that the exception names, perhaps in another part of the
+    config. If the exception names no argument, it is the section of the target that failed; `failed` is its path if it
+    is inside `section`.
     """
     argument = argument_of(error)
     inside = {nested.path: nested for nested in section.nested()}

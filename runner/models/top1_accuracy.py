@@ -18,8 +18,8 @@ else:
 class Top1Accuracy(Metric):
     """The fraction of samples whose largest logit is that of the target class.
 
-    It is bit-identical to torchmetrics' `MulticlassAccuracy(average='micro')`, but takes 5 operations on the device for
-    each batch instead of 14, because it does not count the wrong predictions. It is 0 before the first sample.
+    It is bit-identical to torchmetrics' `MulticlassAccuracy(average='micro')`, but takes 5 device operations per batch
+    instead of 14, because it does not count the wrong predictions. It is 0 before the first sample.
     """
 
     full_state_update = False

@@ -1,4 +1,4 @@
-"""Step optimizers after each batch: plainly, with the loss scaler of amp_fp16, or in the model's own code.
+"""Step optimizers after each batch: directly, with the loss scaler of amp_fp16, or in the model's own code.
 
 For each batch the training loop calls `finish_gradients`, fires AFTER_TRAIN_BATCH, and calls `step`.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Steps:
     """Steps each optimizer, then the torch schedulers that step with every batch.
 
-    `averages_gradients` is whether gradients still have to be averaged over the ranks after backward.
+    `averages_gradients` says whether gradients must still be averaged over the ranks after backward.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], averages_gradients: bool) -> None:
@@ -90,12 +90,12 @@ class ScaledSteps(Steps):
 
 
 class OwnSteps(Steps):
-    """Leaves the optimizer steps to a model with `manual_optimization`.
+    """Steps for a model with its own `training_step`.
 
-    While the model's `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the
-    ranks, and unscales them with amp_fp16. A closure computes gradients itself, so it works only on a single rank and
-    without amp_fp16. A model without `manual_optimization` must not step optimizers: then `run_steps` steps them after
-    its `training_step`. With `manual_optimization` it is None.
+    With `manual_optimization`, the model steps the optimizers, and `run_steps` is None. While `training_step` runs,
+    `optimizer.step()` first averages the gradients of that optimizer over the ranks, and unscales them with amp_fp16. A
+    closure computes gradients itself, so it works only on a single rank and without amp_fp16. Without
+    `manual_optimization`, the model must not step optimizers: `run_steps` steps them after `training_step`.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], run_steps: Steps | None) -> None:
@@ -130,7 +130,7 @@ class OwnSteps(Steps):
             return
         if not self._has_stepped:
             model = type(self.state.unwrapped_model).__name__
-            remedy = "call step() on those of state.optimizers, or leave manual_optimization out"
+            remedy = "call step() on some of state.optimizers, or leave manual_optimization out"
             raise RuntimeError(f"{model}.training_step stepped no optimizer, with manual_optimization=True: {remedy}")
         if self._stepped and self.state.scaler is not None:
             self.state.scaler.update()
@@ -157,7 +157,7 @@ class OwnSteps(Steps):
                 remedy = f"set manual_optimization = True in {model}, or leave the step to the run"
                 raise RuntimeError(f"{model}.training_step stepped {name}, which the run steps after it: {remedy}")
             if (arguments or named) and (get_world_size() > 1 or self.state.scaler is not None):
-                limits = "on one rank only, without amp_fp16; call backward before it"
+                limits = "only on a single rank without amp_fp16; call backward() before step() instead"
                 raise TypeError(f"{model}.training_step: {name}.step() takes a closure {limits}")
             return self._step(optimizer, partial(step_fn, *arguments, **named))
 

@@ -1,4 +1,4 @@
-"""What destinations and digests may read of a loop that is not the Trainer's."""
+"""The state of a training loop other than the Trainer's, as logger destinations and digests read it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LoopState:
 
     Args:
         config: the config, as plain values.
-        after_batch: the batches that were trained before.
+        after_batch: number of batches already trained.
     """
 
     train_metrics: Mapping[str, Any] = {}
@@ -45,11 +45,11 @@ class LoopState:
         self.device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
     def digests(self, loss: Tensor | float, batch: Any) -> dict[str, Any]:
-        """Return the line of `digests.jsonl` for the batch that was just trained. All ranks if the model is sharded."""
+        """Return the line of `digests.jsonl` for the last batch. Call it on all ranks if the model is sharded."""
         state: Any = self
         self.batch = batch
         self.total_loss = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
-        unknown = {"algorithms"} if batch is not None else {"algorithms", "content"}
-        known = {name: part for name, part in digest_state(state).items() if name not in unknown}
-        named = {"tensors": digest_tensors(state), "values": measure_state(state)}
-        return {"batch": self.timestamp.batch, LOOP: "own", **known, **named}
+        missing = {"algorithms"} if batch is not None else {"algorithms", "content"}
+        digests = {name: part for name, part in digest_state(state).items() if name not in missing}
+        by_name = {"tensors": digest_tensors(state), "values": measure_state(state)}
+        return {"batch": self.timestamp.batch, LOOP: "own", **digests, **by_name}

@@ -1,4 +1,4 @@
-"""The configs of a sweep's jobs. Hydra composes one for each combination of choices; other values are set in it."""
+"""The configs of a sweep's jobs: Hydra composes one per combination of group choices; other values are set in it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from runner.config.replaced import without_replaced
 from runner.history.rerun import options_of
 from runner.libraries.shortcuts import is_enabled
 
-ANY = "*"  # stands for all keys, on any of which a resolver may depend
+ANY = "*"  # stands for every key, because a resolver may depend on any
 
 
 class JobLoader(ConfigLoaderImpl):
-    """Composes the configs of the jobs of a sweep, for Hydra and for its check before the first job.
+    """Composes the configs of a sweep's jobs, for Hydra and for the check before the first job.
 
-    Composing takes Hydra a fifth of a second. So jobs that differ only in values, such as `seed=1` and `seed=2`, share
-    a config. The values of a job are set in it as Hydra would set them, and stay until the next job is loaded.
+    Hydra takes a fifth of a second to compose a config. So jobs that differ only in values, such as `seed=1` and
+    `seed=2`, share one. A job's values are set in it as Hydra would set them, and stay until the next job is loaded.
     """
 
     def __init__(self, master: DictConfig) -> None:
@@ -38,7 +38,7 @@ class JobLoader(ConfigLoaderImpl):
         self._shared: dict[tuple[str, ...], _SharedConfig] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_shared": {}}  # a launcher sends the other attributes along with each job
+        return {**vars(self), "_shared": {}}  # a launcher pickles the loader along with each job
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Return the config of the job with these overrides."""
@@ -118,7 +118,7 @@ class _SharedConfig:
         return {**self._plain, **{key: _resolve(self._without_hydra[key]) for key in self._find_varied()}}
 
     def _find_varied(self) -> set[str]:
-        """Return the sections that may differ between jobs: those with set values, and those that may refer to them."""
+        """Return the sections that may differ between jobs: those with changed values, and any that refer to them."""
         varied = {ANY, *self._changed}
         while more := {key for key, names in self._names.items() if key not in varied and names & varied}:
             varied |= more

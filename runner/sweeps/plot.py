@@ -19,8 +19,8 @@ from runner.sweeps.settings import REPEATED, Setting, SweepJob, is_number
 COLUMNS = 3  # panels of effects side by side
 MAX_EFFECTS = 9
 MAX_AXES = 8  # axes of parallel coordinates, besides the objective
-MAX_LINES = 200  # settings, best first, with lines of their own: more would hide one another, and draw for minutes
-MAX_MEANS = 15  # up to this number of values of a key, the mean at each is drawn
+MAX_LINES = 200  # settings drawn as lines, best first: more would hide one another, and take minutes to draw
+MAX_MEANS = 15  # means are drawn only for keys with at most this many values
 MAX_TICKS = 8  # ticks of an axis, if each value gets one
 GRID = 200  # points of a mean curve
 POINT = "#33658a"
@@ -40,7 +40,7 @@ def draw(
         settings: the settings, best first; the first has an objective.
         objective: the name of the objective.
         curves: the objective over batches, by job; jobs may be missing.
-        objectives: for each of several objectives whether lower is better.
+        objectives: whether lower is better, by objective, if there are several.
         importances: the importance of each swept key.
     """
     measured = [setting for setting in settings if setting.objectives]
@@ -51,8 +51,8 @@ def draw(
     if curves:
         panels.append(partial(_draw_curves, settings=measured[:MAX_LINES], objective=objective, curves=curves))
     if len(varied) > 1:
-        lines = partial(_draw_parallel, settings=measured[:MAX_LINES], keys=varied[:MAX_AXES], objective=objective)
-        panels.append(lines)
+        parallel = partial(_draw_parallel, settings=measured[:MAX_LINES], keys=varied[:MAX_AXES], objective=objective)
+        panels.append(parallel)
     for name in [*objectives][1:]:
         panels.append(partial(draw_front, settings=measured, objectives=objectives, across=name))
     if importances:
@@ -64,11 +64,11 @@ def draw(
     heights = [4.4, *(3.3 for _ in rows[1:])]
     with style():
         figure = make_figure(12.0, sum(heights) + 0.4)
-        parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, row in zip(parts, rows, strict=True):
+        subfigures = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for subfigure, row in zip(subfigures, rows, strict=True):
             columns = 2 if row is rows[0] else COLUMNS
             for column, draw_panel in enumerate(row, start=1):
-                draw_panel(part.add_subplot(1, columns, column))
+                draw_panel(subfigure.add_subplot(1, columns, column))
     return figure
 
 
@@ -82,7 +82,7 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
-    named: list[tuple[str, Any]] = []
+    legend: list[tuple[str, Any]] = []
     heights: list[float] = []
     has_band = False
     for rank in reversed(range(len(settings))):  # the best setting is drawn last, above the others
@@ -97,15 +97,15 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
         style = {"color": color_of(rank), "linewidth": 0.8 if rank >= len(COLORS) else 1.6, "zorder": 3 - rank / 1e4}
         (line,) = axes.plot(steps, mean, marker=marker, markersize=3, **style)
         if rank < len(COLORS):
-            named.insert(0, (shorten(settings[rank].name, 36), line))
+            legend.insert(0, (shorten(settings[rank].name, 36), line))
             if len(values) > 1:
                 has_band = True
                 spread = np.std(values, axis=0, ddof=1)
                 axes.fill_between(steps, mean - spread, mean + spread, color=color_of(rank), alpha=0.15, linewidth=0)
     if len(settings) > len(COLORS):
-        named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GRAY)[0]))
-    labels, handles = zip(*named, strict=True)
-    add_legend(axes, handles, labels, title="best first" if len(named) > 1 else None)
+        legend.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GRAY)[0]))
+    labels, handles = zip(*legend, strict=True)
+    add_legend(axes, handles, labels, title="best first" if len(legend) > 1 else None)
     of_best = f" of the best {MAX_LINES} settings" if len(settings) == MAX_LINES else ""
     axes.set_title(f"curves{of_best}" + (": mean over runs, band of one standard deviation" if has_band else ""))
     axes.set_xlabel("batch")
@@ -168,7 +168,7 @@ class _Scale:
         return 0.5 if self._high == self._low else (self._number(value) - self._low) / (self._high - self._low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and texts: of all values if they are few, else of round numbers, or of some of the texts."""
+        """Return the height and text of each tick: all values if there are few, else round numbers or some texts."""
         if self._is_numeric and len(self._values) > MAX_TICKS:
             from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -203,7 +203,7 @@ def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: st
     for setting in settings:
         for job in setting.measured:
             position = positions[show_value(job.values.get(key))]
-            # The first run of a text is drawn above its label, later ones beside it, so that fewer overlap.
+            # At a text value, the first run is centered and later ones are shifted sideways, so that fewer overlap.
             offset = 0.0 if is_numeric else 0.2 * ((len(groups[position]) * 0.618034 + 0.5) % 1.0 - 0.5)
             groups[position].append(_objective(job))
             points.append((position + offset, _objective(job)))
@@ -259,7 +259,7 @@ def _set_up_axis(axes: Any, values: Sequence[Any]) -> dict[str, float]:
     positions = [float(index) for index in range(len(values))]
     if is_numeric:
         positions = [float(value or _position_of_zero(values)) for value in values]
-        scale(axes, "x", positions, decades=1.0)  # learning rates, for example
+        scale(axes, "x", positions, decades=1.0)  # logarithmic for learning rates, for example
     is_crowded = is_numeric and (len(positions) > MAX_TICKS or not _have_room(axes, positions))
     if not is_crowded:
         step = math.ceil(len(positions) / 12)

@@ -98,8 +98,8 @@ def test_everything_is_restored_after_a_spike(make_trainer, caplog, average: Alg
     ((first, last, worst, *_, back_to),) = memory.tables["spike_guard"]["rows"]
     assert (first, last, worst, back_to) == (13, 16, 14, 12)
     (message,) = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
-    assert message.startswith("batch 14 (from 1) is a spike: loss ")
-    assert message.endswith("back to the weights after batch 12, without batches 13 to 16")
+    assert message.startswith("batch 14 (counted from 1) is a spike: loss ")
+    assert message.endswith("going back to the weights after batch 12, skipping batches 13 to 16")
 
 
 def test_without_a_spike_nothing_changes(make_trainer):
@@ -132,7 +132,9 @@ def test_one_spike_more_than_the_limit_ends_the_run(make_trainer):
     guard = SpikeGuard(**GUARD, limit=1)
     with (
         make_trainer(guard, Spoiler(13, 18), max_duration="24ba") as trainer,
-        pytest.raises(FloatingPointError, match=r"batch 19 \(from 1\) is a spike.*gone back limit=1 times already"),
+        pytest.raises(
+            FloatingPointError, match=r"batch 19 \(counted from 1\) is a spike.*gone back limit=1 times already"
+        ),
     ):
         trainer.fit()
 

@@ -174,9 +174,7 @@ def test_files_of_conf_with_names_of_the_runner_are_reported_and_not_read(
     write(tmp_path / "conf", {"model/mlp.yaml": "_target_: theirs.MLP\n", "model/net.yaml": "_target_: theirs.Net\n"})
     assert find_own_conf(["model=mlp"], CONF) == [f"--config-dir={tmp_path / 'conf'}"]
     stderr = capfd.readouterr().err
-    assert stderr.startswith(
-        f"{READ}; not read, because the runner has files of these names: config.yaml, model/mlp.yaml"
-    )
+    assert stderr.startswith(f"{READ}, except for files whose names the runner uses: config.yaml, model/mlp.yaml")
     assert stderr.count("\n") == 1 and "conf/experiment/<name>.yaml" in stderr
 
 

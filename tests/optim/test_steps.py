@@ -181,7 +181,7 @@ class Closure(Once):
     [
         (Undeclared, {}, RuntimeError, "Undeclared.training_step stepped Adam, which the run steps after it: set man"),
         (Idle, {}, RuntimeError, "Idle.training_step stepped no optimizer, with manual_optimization=True: call step()"),
-        (Closure, {"precision": "amp_fp16"}, TypeError, "Closure.training_step: Adam.step() takes a closure on"),
+        (Closure, {"precision": "amp_fp16"}, TypeError, "Closure.training_step: Adam.step() takes a closure only"),
         (GAN, {"grad_accum": 2}, ValueError, "grad_accum: GAN has manual_optimization"),
         (GAN, {"microbatch_size": 2}, ValueError, "microbatch_size: GAN has manual_optimization"),
         (GAN, {"microbatch_size": "auto"}, ValueError, "microbatch_size: GAN has manual_optimization"),

@@ -109,7 +109,7 @@ def fit_on_a_rank() -> None:
 
 def test_lbfgs_on_two_ranks_is_refused(run_ranks: Any):
     ranks = run_ranks(program_of("shapes/test_lbfgs", "fit_on_a_rank"), check=False)
-    assert all("Fitted.training_step: LBFGS.step() takes a closure on one rank only" in rank.stderr for rank in ranks)
+    assert all("Fitted.training_step: LBFGS.step() takes a closure only on a single" in rank.stderr for rank in ranks)
 
 
 def test_the_error_without_manual_optimization_contains_the_method_to_add():

@@ -17,9 +17,9 @@ FORMATS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def averaging_in(dtype: torch.dtype) -> Callable[[Any, Any], Any]:
-    """Return a communication hook of DDP that averages gradients in a number format, and then converts them back."""
+    """Return a DDP communication hook that averages gradients in a number format, then converts them back."""
 
-    def average(group, bucket):  # no annotations: torch would compare them as strings
+    def average(group, bucket):  # torch would refuse annotations, which are strings here
         reduced = bucket.buffer().to(dtype).div_(dist.get_world_size())
         work: Any = dist.all_reduce(reduced, async_op=True)
         return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
@@ -30,7 +30,7 @@ def averaging_in(dtype: torch.dtype) -> Callable[[Any, Any], Any]:
 class DDP(Algorithm):
     """Sets how torch's DistributedDataParallel averages gradients over ranks; has no effect in a single process.
 
-    Only `compress` changes numbers, by rounding, and, with three ranks or more, the size of buckets, because it
+    Only two options change results: `compress`, by rounding, and, with three ranks or more, `bucket_cap_mb`, which
     determines the order in which gradients are summed.
 
     Args:
@@ -43,10 +43,10 @@ class DDP(Algorithm):
         compress: number format in which gradients are sent: 'bf16', 'fp16' or None for their own.
 
     Raises:
-        ValueError: an argument is wrong; or, at INIT, `static_graph` meets gradient accumulation, which torch does not
-            support, or gradients are averaged without DDP; or, after loading, the model is sharded.
+        ValueError: an argument is wrong; or, at INIT, `static_graph` is set with gradient accumulation, which torch
+            does not support, or gradients are averaged without DDP; or, after loading, the model is sharded.
 
-    Evidence: some, for the time of training over slow networks (torch's communication hooks).
+    Evidence: some, for faster training over slow networks (torch's communication hooks).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DDP(Algorithm):
         if state.unwrapped_model.training_step is not None or state.microbatch_size == "auto":
             model = type(state.unwrapped_model).__name__
             reason = "microbatch_size='auto'" if state.microbatch_size == "auto" else f"{model}.training_step"
-            raise ValueError(f"DDP: with {reason}, gradients are averaged after backward, without DDP; leave it out")
+            raise ValueError(f"DDP: with {reason}, gradients are averaged after backward, without DDP; leave DDP out")
         state.ddp_options = {
             "bucket_cap_mb": self.bucket_cap_mb,
             "static_graph": self.static_graph,
@@ -81,7 +81,7 @@ class DDP(Algorithm):
 
     def after_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            raise ValueError("DDP: each rank has a part of the model, not a replica to average; leave it out")
+            raise ValueError("DDP: each rank has a part of the model, so there are no replicas; leave DDP out")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         dtype = FORMATS[self.compress]

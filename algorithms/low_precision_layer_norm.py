@@ -34,7 +34,7 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
             else.
 
     Evidence:
-        Some for speed on GPUs, on which norms are limited by memory; none for the trained model, whose numbers are a
+        Some for speed on GPUs, where memory bandwidth limits norms; none for the trained model, whose numbers are a
         little less precise (compare MosaicML Composer, "Low Precision LayerNorm").
     """
 

@@ -1,6 +1,6 @@
-"""The target of a run's spool: the address of its store, and the signed file `run.json` next to the spool.
+"""The target of a run's spool: the MLflow store that it is sent to, recorded in a signed `run.json` next to it.
 
-Standard library only. Of a target that someone else wrote, only ids and names are used, never an address or a path.
+Standard library only. From a target that someone else wrote, only ids and names are used, never an address or a path.
 Credentials reach the writer process through a pipe, and are never written to a file.
 """
 
@@ -57,9 +57,9 @@ def database_of(uri: str) -> Path | None:
 
 
 def address_for_mlflow(uri: str) -> str:
-    """Return the address with which MLflow can open a store. SQLite with quoted characters needs a driver's name.
+    """Return an address that MLflow can open. SQLite with quoted characters needs a driver's name.
 
-    Without it, MLflow would create the database's folder, without unquoting its name.
+    Without it, MLflow would create the database's folder under its quoted name.
     """
     return uri.replace("sqlite:", "sqlite+pysqlite:", 1) if uri.startswith(SQLITE) and "%" in uri else uri
 
@@ -137,7 +137,7 @@ def unsent_runs(register: Path) -> list[Path]:
 
 
 def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """Return everything that a sender needs to know about a run, even without its trainer.
+    """Return everything that a sender must know to send a run after its trainer has ended.
 
     Args:
         fields: `tracking_uri` with credentials; `by_key`, whether the config rather than the environment set it;
@@ -172,7 +172,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 def read_identity(folder: Path) -> dict[str, Any]:
     """Return the identity of a run, perhaps someone else's, for `before` of `make_target`; empty for a new run.
 
-    It is in the first line of the spool, or only in the target if the trainer was killed in between.
+    It is in the first line of the spool, or only in the target if the trainer was killed before it wrote that.
     """
     first: dict[str, Any] = {}
     with suppress(OSError):

@@ -37,7 +37,7 @@ class State:
     unwrapped_model: Model
     """The model without DDP or compilation around it, with its own methods and clean names in `state_dict`."""
     model: nn.Module
-    """The model that training calls: wrapped for DDP, and compiled."""
+    """The model that training calls: wrapped in DDP and compiled, if the run does either."""
     device: torch.device
     """The device that holds this rank's model and batches."""
     precision: Precision
@@ -54,7 +54,7 @@ class State:
     max_duration: Time
     """The length of training, in any unit but `dur`."""
     timestamp: Timestamp = Timestamp()
-    """Progress of training over all ranks. Timestamps are immutable: each step of time replaces this one."""
+    """Progress of training over all ranks. Timestamps are immutable: each advance of time replaces this one."""
     previous_timestamp: Timestamp = Timestamp()
     """The timestamp before time last advanced. An interval is due if a multiple of it lies between the two."""
     eval_timestamp: Timestamp = Timestamp()
@@ -171,12 +171,12 @@ class State:
     def interrupt(self, error: BaseException) -> None:
         """End training between two batches, as a signal does: a checkpoint is saved, and the run can be resumed.
 
-        Unlike `stop_training`, no last evaluation and no FIT_END follow, and the run raises an exception. Call it on
-        all ranks, before the end of training.
+        Unlike with `stop_training`, no final evaluation and no FIT_END follow, and the run raises an exception. Call it
+        on all ranks, before the end of training.
 
         Args:
-            error: the exception to raise after the checkpoint event of the current batch or epoch; at FIT_START, before
-                the first batch.
+            error: the exception to raise after the checkpoint event of the current batch or epoch, or before the first
+                batch if called at FIT_START.
         """
         self.interruption = error
 
@@ -197,7 +197,7 @@ class State:
             self.is_consistent |= bool(self.unfinished_hooks)
 
     def restart_time(self) -> None:
-        """Start another phase of training: time, training metrics and the records of evaluators begin again."""
+        """Start another phase of training: reset time, training metrics, and when evaluators last ran."""
         self.timestamp = self.previous_timestamp = Timestamp()
         for metric in self.train_metrics.values():
             metric.reset()

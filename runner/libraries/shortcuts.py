@@ -1,7 +1,7 @@
 """Shortcuts around other libraries: faster than their public API, but based on private names or undocumented behavior.
 
-Each is a function in this folder, next to the public way. `RUNNER_PUBLIC_ONLY=1` takes the public way everywhere, with
-the same numbers, to find out whether a shortcut is at fault after an upgrade. A list of names, such as
+Each is a function in this folder, next to one that uses the public API. `RUNNER_PUBLIC_ONLY=1` uses the public API
+everywhere, with the same results, to find out whether a shortcut is at fault after an upgrade. A list of names, such as
 `RUNNER_PUBLIC_ONLY=backward,exit`, turns off only these shortcuts. docs/private_names.md says how much each saves.
 """
 

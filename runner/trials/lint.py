@@ -1,6 +1,6 @@
-"""Finds probable mistakes in an experiment that can be trained.
+"""Finds probable mistakes in an experiment that do not prevent training.
 
-Faults that prevent training are errors, raised by the same parts as in training: a warm-up longer than the schedule, a
+Faults that prevent training are errors, raised by the same code as in training: a warm-up longer than the schedule, a
 `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed, algorithms that
 cannot be combined, a precision that the device does not support. These are warnings:
 
@@ -11,7 +11,7 @@ cannot be combined, a precision that the device does not support. These are warn
 - `amp_fp16` on a CPU;
 - parameters that no gradient reaches, and outputs that went through a softmax before cross entropy (both in
   `runner.trials.dry_run`);
-- keys that a class takes as `**options`, so it is unknown whether they are used.
+- keys that a class takes as `**options`, and so may ignore.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_mistakes(experiment: Experiment, progress: Progress, order: Any, device
     for section in experiment.sections():
         for key in section.unchecked():
             options = f"the **options of {section.target}"
-            yield f"{section.path}.{key} goes into {options}, so it was not checked whether it is used"
+            yield f"{section.path}.{key} goes into {options}, which may ignore it"
 
 
 def _too_long(experiment: Experiment, progress: Progress) -> Iterator[str]:

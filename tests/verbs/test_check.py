@@ -368,9 +368,7 @@ def test_one_batch_is_read_of_data_without_a_fake_function():
     assert READ == ["batch"]
     assert findings.data == f"train unknown many batches; one batch read: {OWN}.read_data has no `fake`"
     assert findings.batch == "float32 (4, 64), int64 (4,)"
-    assert findings.warnings == [
-        f"data.option goes into the **options of {OWN}.read_data, so it was not checked whether it is used"
-    ]
+    assert findings.warnings == [f"data.option goes into the **options of {OWN}.read_data, which may ignore it"]
 
 
 def test_an_eval_loader_that_ranks_cannot_divide_is_refused():

@@ -87,13 +87,12 @@ def load_image_masks(
     """Return a training loader over `path/train` and an evaluation loader over `path/val`, for semantic segmentation.
 
     Each of these folders contains `images` and `masks`; the mask of `images/a.jpg` is `masks/a.png`, an 8-bit image of
-    the same size, gray or with a palette. Both are turned upright as their own EXIF data says: a mask without such data
-    is that of the image as viewers show it. Its values are class numbers, or 255 for pixels that count in neither the
-    loss nor the metrics. Batches are `(images, masks)`: float32 `(N, 3, size, size)`, normalized by ImageNet's mean and
-    standard deviation, and int64 `(N, size, size)`. Training images are random crops of 50 to 100 % of the area,
-    resized to a square and mirrored with probability 1/2; images for evaluation and testing are resized to a square.
-    Masks get the same crops and mirrors, without interpolation. The random choices depend on seed, epoch and sample
-    alone.
+    the same size, gray or with a palette. Each is turned upright by its own EXIF data, so a mask without any must match
+    the image as viewers show it. Mask values are class numbers, or 255 for pixels that count in neither the loss nor
+    the metrics. Batches are `(images, masks)`: float32 `(N, 3, size, size)`, normalized by ImageNet's mean and standard
+    deviation, and int64 `(N, size, size)`. Training images are random crops of 50 to 100 % of the area, resized to a
+    square and mirrored with probability 1/2; images for evaluation and testing are resized to a square. Masks are
+    cropped and mirrored alike, without interpolation. The random choices depend on seed, epoch and sample alone.
 
     Args:
         path: a folder with the folders `train` and `val`.
@@ -211,7 +210,7 @@ class ImageMasks(Dataset[tuple[Tensor, ...]]):
         if actual != expected:
             raise ValueError(
                 f"{self._argument}: they must return an image and a mask, {expected}, not {actual}; resize or crop to "
-                "the size of the images, and leave out conversions to float and the normalization"
+                "that size, and leave out conversions to float and the normalization"
             )
 
 
@@ -238,15 +237,15 @@ def _check(classes: Any, image_size: int, eval_image_size: int, transforms: Any,
 
 
 def _pairs(folder: Path) -> list[tuple[str, str | None]]:
-    """Return the paths of each image in a folder and of its mask.
+    """Return the path of each image in a folder with that of its mask.
 
     Raises:
         FileNotFoundError: a folder or a mask is missing, or there are no images.
-        ValueError: two masks have the same name.
+        ValueError: an image has two masks.
     """
     for part in (folder / "images", folder / "masks"):
         if not part.is_dir():
-            raise FileNotFoundError(f"the folder {part} is missing; it holds the {part.name} of data.path")
+            raise FileNotFoundError(f"the folder {part} is missing; it must hold the {part.name} of data.path")
     masks: dict[str, Path] = {}
     for mask in find_images(folder / "masks"):
         name = mask.relative_to(folder / "masks").with_suffix("").as_posix()

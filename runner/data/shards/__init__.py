@@ -1,1 +1,1 @@
-"""Data in shards, local or remote: random access through a cache of bounded size, in an order of blocks."""
+"""Data in shards, local or remote: random access through a cache of bounded size, shuffled block by block."""

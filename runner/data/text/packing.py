@@ -17,13 +17,13 @@ from runner.data.text.tokenizer import Tokenizer
 from runner.data.text.windows import PARTS, WindowSizes, next_token
 from runner.failures.errors import wrong_argument
 
-IGNORED = -100  # target at padding, which no loss counts
+IGNORED = -100  # target of padding, which losses ignore
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Assign pieces to windows by best fit: longest first, each to the window in which it leaves the least room.
 
-    The result is deterministic, and the assignment takes time in proportion to the number of pieces. Source: Ding et
+    The result is deterministic, and the assignment takes time proportional to the number of pieces. Source: Ding et
     al. 2024, "Fewer Truncations Improve Language Modeling", https://arxiv.org/abs/2404.10830.
 
     Args:
@@ -31,7 +31,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         capacity: length of a window.
 
     Returns:
-        The numbers of the pieces in each window.
+        The indices of the pieces in each window.
     """
     windows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(capacity)]  # windows by their room
@@ -69,7 +69,7 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
         key: everything that the ends depend on, as JSON values.
 
     Raises:
-        ValueError: no document has two tokens.
+        ValueError: no document has at least two tokens.
     """
 
     def __init__(self, tokens: Tensor, ends: NDArray[Any], context: int, cache: TokenCache, key: Any) -> None:
@@ -83,10 +83,10 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
         self._lengths = numpy.minimum(numpy.repeat(pairs, counts) - offsets * context, context)
         self._windows = self._assign(cache, key)
         if not len(self._windows):
-            raise ValueError("no document has two tokens; give longer texts")
+            raise ValueError("no document has at least two tokens; give longer texts")
 
     def _assign(self, cache: TokenCache, key: Any) -> list[NDArray[Any]]:
-        """Return the numbers of the pieces in each window."""
+        """Return the indices of the pieces in each window."""
 
         def make() -> Iterator[NDArray[Any]]:
             for window in best_fit(self._lengths.tolist(), self._context):
@@ -103,11 +103,11 @@ class PackedWindows(Dataset[tuple[Tensor, ...]]):
         return tuple(tensor[0] for tensor in self.read_batch([index]))
 
     def keep(self, windows: Sequence[int]) -> None:
-        """Keep only the windows with these numbers."""
+        """Keep only the windows with these indices."""
         self._windows = [self._windows[number] for number in windows]
 
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return the windows with these numbers as a batch."""
+        """Return the windows with these indices as a batch."""
         shape = len(indices), self._context
         inputs = torch.zeros(shape, dtype=torch.int64)
         targets = torch.full(shape, IGNORED)
@@ -150,7 +150,7 @@ def document_ends(tokens: Tensor, end: int) -> NDArray[Any]:
 
 
 def split_ends(ends: NDArray[Any], counts: Sequence[int]) -> list[NDArray[Any]]:
-    """Divide tokens into parts of `counts` tokens, and return the ends of the documents within each part."""
+    """Return the ends of the documents within each part, for consecutive parts of `counts` tokens."""
     parts = []
     start = 0
     for count in counts:
@@ -165,11 +165,11 @@ def packed_loaders(
 ) -> tuple[DatasetLoader, ...]:
     """Return a training, an evaluation and perhaps a test loader of `PackedWindows`.
 
-    `ends` are the end positions of the documents in each part. Evaluation takes `eval_tokens` in whole windows, spread
-    evenly.
+    `ends` are the end positions of the documents in each part. Evaluation takes as many whole windows
+    as fit into `eval_tokens`, spread evenly.
 
     Raises:
-        ValueError: a part has no document of two tokens.
+        ValueError: a part has no document of at least two tokens.
     """
     context = sizes.context
     train, *held_out = (

@@ -55,7 +55,8 @@ def _configures_hydra(file: Path, folder: Path) -> bool:
         text = file.read_text(encoding="utf-8")
     except Exception:
         return False  # Hydra cannot read it either, and reports that if the file is chosen
-    if re.search(r"@(package\s+)?[\w.]*hydra", text):  # the package of the file, or of one of its defaults
+    # The package of the file is in its text; that of one of its defaults may be spelled with escapes there.
+    if re.search(r"@(package\s+)?[\w.]*hydra", f"{text}\n{content}"):
         return True
     section = content.get("hydra", {}) if isinstance(content, dict) else {}
     return not isinstance(section, dict) or not HARMLESS.issuperset(section)

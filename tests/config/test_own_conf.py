@@ -191,6 +191,7 @@ CONFIGURING_HYDRA = [
     ),
     {"model/evil.yaml": "# @package hydra.callbacks\nmine: {_target_: own.Evil}\n"},
     pytest.param({"model/evil.yaml": "defaults: [/vars@_global_.hydra.callbacks: evil]\n"}, marks=pytest.mark.slow),
+    {"model/evil.yaml": 'defaults: ["/vars@_global_.h\\x79dra.callbacks": evil]\n'},
     {"hydra/callbacks/evil.yaml": "mine: {_target_: own.Evil}\n"},
     pytest.param({"model/hydra/evil.yaml": "callbacks: {mine: {_target_: own.Evil}}\n"}, marks=pytest.mark.slow),
 ]

@@ -14,8 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._snapshot import roll_back, take_snapshot
-from runner.device.numbers import numbers_of
-from runner.distributed.sharding import is_sharded, like, whole
+from runner.distributed.sharding import is_sharded, like
 from runner.failures.checks import check_counts, check_number, check_whole
 from runner.failures.errors import divergence, wrong_argument
 
@@ -114,16 +113,15 @@ class SpikeGuard(Algorithm):
             self._good = _copy(state)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
-        model = state.unwrapped_model
-        if get_global_rank() == 0 or is_sharded(model):  # other ranks only help to add up sharded norms
-            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if get_global_rank() == 0:  # values of other ranks are neither used nor saved
+            parameters = state.unwrapped_model.parameters()
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if gradients:
-                norm = whole(get_total_norm([*map(numbers_of, gradients)]))
+                norm = get_total_norm(gradients)
                 if state.scaler is not None:  # the scaler skips a batch whose gradients overflow
                     norm = norm.where(norm.isfinite(), 0.0)
-                if get_global_rank() == 0:  # values of other ranks are neither used nor saved
-                    self._recent[0, self._count] = state.total_loss
-                    self._recent[1, self._count] = norm
+                self._recent[0, self._count] = state.total_loss
+                self._recent[1, self._count] = norm
         self._count += 1
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -168,7 +166,8 @@ class SpikeGuard(Algorithm):
         if bool((excess > self.threshold).any()):
             self._go_back(state, logger, values, excess)
         elif not is_over:  # so that a prolonged run checks the same batches as one that was longer from the start
-            self._history = torch.cat([self._history, values], dim=1)[:, -self.window :]
+            trained = values[:, values[1] > 0]  # a skipped batch has a norm of 0
+            self._history = torch.cat([self._history, trained], dim=1)[:, -self.window :]
             self._good = _copy(state)
 
     def _go_back(self, state: State, logger: Logger, values: Tensor, excess: Tensor) -> None:

@@ -119,8 +119,10 @@ def test_a_value_that_is_not_finite_is_a_spike_in_any_batch(make_trainer):
 
 
 def test_a_batch_skipped_by_nan_guard_is_not_a_spike(make_trainer):
-    _, memory = fit(make_trainer, SpikeGuard(**GUARD), NaNGuard(), Spoiler(1, 13, by=torch.nan))
+    guard = SpikeGuard(**GUARD)
+    _, memory = fit(make_trainer, guard, NaNGuard(), Spoiler(1, 13, by=torch.nan))
     assert memory.data["nan_guard/skipped"] and not memory.tables
+    assert bool((guard.state_dict()["history"] > 0).all())
 
 
 def test_batches_after_the_last_interval_are_checked_too(make_trainer):

@@ -37,7 +37,7 @@ def batches_run(model: Model, *stoppers: Callback, **arguments: Any) -> int:
         ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3.5}, 3),
         ([1, 2, 3, 4, 5], {"monitor": "loss", "threshold": 3, "comp": "gt"}, 4),
         ([5, 4, NAN, 2, 1], {"monitor": "loss", "threshold": 3}, 4),
-        # The metric is minus the loss, so more is better.
+        # The metric is minus the loss, so higher is better.
         ([5, 4, 3, 2, 1], {"monitor": "Mean", "threshold": -3}, 4),
         ([5, 4, 3, 6, 1], {"monitor": "Mean", "threshold": -5, "comp": "lt"}, 4),
         ([5] * 8, {"monitor": "loss", "threshold": 3}, 8),
@@ -59,7 +59,7 @@ def test_the_first_of_two_stoppers_to_pass_ends_training():
     assert batches_run(Scripted([5, 4, 3, 2, 1]), ThresholdStopper("loss", 3.5), ThresholdStopper("Mean", -1.5)) == 6
 
 
-def test_only_new_values_of_the_monitored_evaluator_count():
+def test_only_new_values_of_the_monitored_evaluator_can_stop_training():
     loader = TensorLoader(torch.ones(1), batch_size=1, shuffle=False)
     evaluators = [Evaluator("often", loader), Evaluator("rare", loader, eval_interval="3ep")]
     before, script = [9, 1], [1, 1, 1, 5, 1, 1, 1, 3]
@@ -83,14 +83,14 @@ def test_an_evaluation_outside_training_stops_nothing(caplog):
 
 @pytest.mark.parametrize("monitor", ["Mean", "train/Mean"])
 @pytest.mark.parametrize(("stop_on_batch", "expected"), [(False, 8), (True, 7)])
-def test_a_training_metric_stops_after_an_epoch_or_a_batch(stop_on_batch: bool, expected: int, monitor: str):
-    # Two batches per epoch, with means 1, 2, 2, 4 by epoch: in the fourth, the first batch alone passes 4.
+def test_a_training_metric_ends_training_after_an_epoch_or_batch(stop_on_batch: bool, expected: int, monitor: str):
+    # The means of the epochs of two batches are 1, 2, 2 and 4.25; in the fourth, the first batch alone passes 4.
     model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
     stopper = ThresholdStopper(monitor, 4, "train", stop_on_batch=stop_on_batch)
     assert batches_run(model, stopper, eval_dataloader=None) == expected
 
 
-def test_the_reason_is_logged_once(caplog):
+def test_the_reason_for_a_stop_is_logged_once(caplog):
     caplog.set_level("INFO", "runner")
     stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=True)
     assert batches_run(Scripted([], [0, 2, 2, 8]), stopper, eval_dataloader=None) == 4
@@ -138,7 +138,7 @@ def test_a_stopped_run_continues_to_another_threshold_or_for_an_explicit_duratio
     assert extended.state.timestamp.batch == 7
 
 
-def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
+def test_all_ranks_stop_when_their_joint_metric_passes_the_threshold(run_ranks):
     def program():
         import torch
         from torchmetrics import MeanMetric
@@ -164,7 +164,7 @@ def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
             def update_metric(self, batch, outputs, metric):
                 metric.update(batch)
 
-        # Each batch has one sample per rank; the first rank's alone would pass the threshold immediately.
+        # Each batch has one sample per rank; on rank 0 alone, the metric would pass the threshold at once.
         data = torch.tensor([9.0, -9, 9, -9, 9, 9, 9, 9, 9, 9])
         with Trainer(
             model=Mean(),

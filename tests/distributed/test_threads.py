@@ -31,7 +31,7 @@ def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def share(processes: int) -> int:
-    """Return the number of cores for each of several processes, from the cores that this process may use."""
+    """Return how many cores each process gets of those that this process may use."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
@@ -82,23 +82,23 @@ def test_cores_are_shared_by_ranks_and_by_jobs():
     assert choose_threads(None, processes=10_000, jobs=1) == Threads(1)
 
 
-def test_a_single_process_keeps_torch_s_default():
+def test_a_single_process_keeps_torchs_default():
     assert choose_threads(None, processes=1, jobs=1) == Threads(None, is_requested=False)
 
 
-def test_a_requested_number_takes_precedence(monkeypatch: pytest.MonkeyPatch):
+def test_a_requested_number_takes_precedence_over_omp_num_threads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(7, processes=1, jobs=1) == Threads(7, is_requested=True)
     assert choose_threads(7, processes=4, jobs=4) == Threads(7, is_requested=True)
 
 
-def test_the_user_s_environment_variable_takes_precedence_over_sharing(monkeypatch: pytest.MonkeyPatch):
+def test_the_users_omp_num_threads_takes_precedence_over_sharing(monkeypatch: pytest.MonkeyPatch):
     for value in ("1", "10000", "4,2"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_requested=True)
 
 
-def test_the_default_of_torchrun_is_replaced_by_sharing(monkeypatch: pytest.MonkeyPatch):
+def test_sharing_replaces_the_default_that_torchrun_sets(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert choose_threads(None, processes=2, jobs=1) == Threads(share(2))
@@ -158,7 +158,7 @@ def test_use_one_thread_only_lowers_a_number_that_was_not_requested():
         use_one_thread()
         assert torch.get_num_threads() == 2
     with with_threads(None, is_requested=False):
-        use_threads(2)  # such as the number of a saved run
+        use_threads(2)  # as if the user had asked for two
         use_one_thread()
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 3

@@ -1,4 +1,4 @@
-"""Our backward pass from a given gradient equals that of torch, with or without its private function."""
+"""Our backward pass from a given gradient equals torch's, with or without torch's private function."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def clear_cache():
     module._runs_as_expected.cache_clear()
 
 
-def gradients(start: Any) -> list[Tensor]:
+def gradients(backward: Any) -> list[Tensor]:
     """Return the gradients that two backward passes from a gradient of 0.3 leave in a network."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
         inputs = torch.randn(5, 4)
     for _ in range(2):
-        start(network(inputs).square().mean(), torch.tensor(0.3))
+        backward(network(inputs).square().mean(), torch.tensor(0.3))
     return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
 
-def test_gradients_equal_those_of_torch_to_the_bit(clear_cache: None, monkeypatch: pytest.MonkeyPatch):
+def test_gradients_equal_those_of_torch_bit_for_bit(clear_cache: None, monkeypatch: pytest.MonkeyPatch):
     assert module._runs_as_expected()
     expected = gradients(Tensor.backward)
     monkeypatch.setattr(Tensor, "backward", None)  # must not be called
@@ -40,10 +40,10 @@ def test_gradients_equal_those_of_torch_to_the_bit(clear_cache: None, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "other", [None, lambda loss: None, lambda *_, **__: (), print], ids=["none", "one", "any", "C"]
+    "replacement", [None, lambda loss: None, lambda *_, **__: (), print], ids=["none", "one", "any", "C"]
 )
-def test_another_torch_version_falls_back_to_the_public_method(
-    other: Any, clear_cache: None, monkeypatch: pytest.MonkeyPatch
+def test_the_public_method_is_used_if_the_private_function_is_missing_or_different(
+    replacement: Any, clear_cache: None, monkeypatch: pytest.MonkeyPatch
 ):
     expected = gradients(Tensor.backward)
     calls = []
@@ -53,15 +53,15 @@ def test_another_torch_version_falls_back_to_the_public_method(
         real((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     real = graph._engine_run_backward
-    if other is None:
+    if replacement is None:
         monkeypatch.delattr(graph, "_engine_run_backward")
     else:
-        monkeypatch.setattr(graph, "_engine_run_backward", other)
+        monkeypatch.setattr(graph, "_engine_run_backward", replacement)
     monkeypatch.setattr(Tensor, "backward", public)
     assert all(map(torch.equal, gradients(module.backward), expected)) and len(calls) == 2
 
 
-def test_a_loss_of_a_subclass_uses_its_own_backward():
+def test_a_loss_of_a_tensor_subclass_uses_its_own_backward():
     calls = []
 
     class Loss(Tensor):

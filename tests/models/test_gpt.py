@@ -70,7 +70,7 @@ def test_a_copied_model_ties_the_head_to_the_copied_embedding(model):
     assert copied.head.weight is not model.head.weight
 
 
-def test_initial_weights_have_gpt2s_deviations_and_predict_evenly():
+def test_initial_weights_have_gpt2s_standard_deviations_and_predict_uniformly():
     torch.manual_seed(0)
     model = GPT()
     tokens = torch.randint(256, (4, 128))
@@ -151,7 +151,7 @@ def test_zero_init_makes_blocks_the_identity_and_an_untied_head_zero():
     assert not untied(tokens).any()
 
 
-def test_an_untied_head_has_a_weight_of_256_by_64_parameters():
+def test_untying_the_head_adds_256_by_64_parameters():
     untied, tied = GPT(tied_head=False), GPT()
     assert not torch.equal(untied.head.weight, untied.token_embedding.weight)
     counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (untied, tied)]

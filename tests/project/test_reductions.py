@@ -1,7 +1,7 @@
-"""Functions of callbacks and algorithms that reduce weights handle sharded tensors.
+"""Callbacks and algorithms that reduce weights handle sharded tensors.
 
-The norm of a sharded weight is silently that of its local part. So each such function either uses `local` or `whole`
-of `runner.distributed.sharding`, or is listed here with the reason why it need not.
+The norm of a sharded weight is silently that of the local shard. So each function that reduces weights uses `local` or
+`whole` of `runner.distributed.sharding`, or `FINE` says why it need not.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ REDUCTIONS = {
 }
 AWARE = {"local", "whole"}
 WEIGHTS = {"parameters", "named_parameters", "grad", "param_groups", "gradients", "moments"}
-"""Names in functions that handle weights."""
+"""A function that uses one of these names handles weights."""
 NORMS = {name for name in REDUCTIONS if "norm" in name or "clip" in name}
 
 FINE = {
-    "algorithms/_stochastic_block.py:forward": "in the forward pass of an FSDP unit, in which its weights are whole",
-    "algorithms/gradient_clipping.py:after_train_batch": "functions of torch that reduce over ranks",
-    "algorithms/gradient_clipping.py:unit_norms": "an operation of DTensors, tested in test_sharding",
-    "algorithms/sam.py:ascend": "refused for sharded models",
+    "algorithms/_stochastic_block.py:forward": "runs in the forward pass of an FSDP unit, where the weights are whole",
+    "algorithms/gradient_clipping.py:after_train_batch": "calls torch functions that reduce over ranks",
+    "algorithms/gradient_clipping.py:unit_norms": "calls an operation that DTensor supports, tested in test_sharding",
+    "algorithms/sam.py:ascend": "SAM refuses sharded models",
     "algorithms/nan_guard.py:all_finite": "checks local parts, and combines the answers of all ranks",
-    "algorithms/ghost_batch_norm.py:normalize_in_chunks": "in the forward pass of an FSDP unit",
+    "algorithms/ghost_batch_norm.py:normalize_in_chunks": "runs in the forward pass of an FSDP unit",
     "callbacks/activation_monitor.py:statistics": "reduces activations, which are not sharded",
     "callbacks/optimizer_monitor.py:_measure": "reduces norms that l2_norms has gathered",
 }
@@ -49,7 +49,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def reductions_in(node: ast.AST) -> set[str]:
-    """Return the called reductions, such as `x.sum()`; not `sum(list)`, and not a layer such as `self.norm(x)`."""
+    """Return the reductions called, such as `x.sum()`, but neither `sum(list)` nor a layer such as `self.norm(x)`."""
     calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
     names = [call.attr for call in calls if isinstance(call, ast.Attribute) and ast.unparse(call.value) != "self"]
     names += [call.id for call in calls if isinstance(call, ast.Name) and "norm" in call.id]

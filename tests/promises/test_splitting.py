@@ -114,7 +114,7 @@ def test_all_ranks_have_identical_weights(ranks: list[dict[str, Any]]):
         assert_close(rank["train"]["windows, declared"], rank["train"]["windows"], "equal targets")
 
 
-def test_all_ranks_use_the_microbatches_that_fit_on_the_smallest(ranks: list[dict[str, Any]]):
+def test_all_ranks_use_the_microbatch_size_that_fits_on_the_smallest_rank(ranks: list[dict[str, Any]]):
     for rank in ranks:
         (automatic_size, weights), (size, expected) = rank["auto"]
         assert automatic_size == size == 2

@@ -14,7 +14,7 @@ from runner.records.job import Job
 
 def test_a_job_survives_json():
     command = parse(["fork", "run", "ba5", "--allow-targets", "own.*,other.Net", "--allow-divergence", "seed=1", "-m"])
-    whole = Job(
+    full = Job(
         small_experiment(seed=1, vars={"a": [1, None]}),
         "/folder",
         "name",
@@ -23,7 +23,7 @@ def test_a_job_survives_json():
         threads=Threads(2, True),
         parent=small_experiment(seed=2),
     )
-    for job in (whole, Job(small_experiment(), "", "", Command.of("eval")), Job(small_experiment(), "", "")):
+    for job in (full, Job(small_experiment(), "", "", Command.of("eval")), Job(small_experiment(), "", "")):
         assert Job.from_message(json.loads(json.dumps(asdict(job)))) == job
 
 

@@ -23,7 +23,7 @@ MARKING = (
 
 
 def make_tokenizer(folder: Path, vocab_size: int = 300, end: str | None = END, template: str | None = None) -> str:
-    """Train a byte-level BPE, save it in a folder with `save_pretrained`, and return the folder's path."""
+    """Train a byte-level BPE tokenizer, save it in a folder with `save_pretrained`, and return the folder's path."""
     transformers: Any = pytest.importorskip("transformers")
     modules = ("decoders", "models", "pre_tokenizers", "trainers")
     decoders, models, pre_tokenizers, trainers = (pytest.importorskip(f"tokenizers.{module}") for module in modules)

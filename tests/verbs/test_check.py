@@ -64,7 +64,7 @@ class Softmax(nn.Linear):
 
 
 class UnsavableLinear(nn.Linear):
-    """A layer whose state cannot be loaded, nor saved if `saves` is false."""
+    """A layer whose state cannot be loaded, and not even saved if `saves` is false."""
 
     def __init__(self, saves: bool = True) -> None:
         super().__init__(64, 10)
@@ -93,13 +93,13 @@ class FailingCallback(Callback):
 
 
 def read_for_one_rank(batch_size: int = 8) -> tuple[Any, Any]:
-    """Return loaders, of which only the one for training has a sampler for two ranks."""
+    """Return a training loader with a sampler for two ranks, and an evaluation loader without one."""
     data = TensorDataset(torch.zeros(16, 64), torch.zeros(16, dtype=torch.int64))
     return DataLoader(data, batch_size, sampler=DistributedSampler(data, 2, 0)), DataLoader(data, batch_size)
 
 
 def read_data(batch_size: int = 8, **options: Any) -> tuple[Any, Any]:
-    """Return five batches, and record each that is read in `READ`."""
+    """Return five batches; reading one adds an entry to `READ`."""
 
     def batches() -> Iterator[Any]:
         for _ in range(5):
@@ -143,7 +143,7 @@ def no_files_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def try_out(*overrides: str, resume: Path | None = None) -> dry_run.Findings:
-    """Check the config of a command like `runner check`, and try it out."""
+    """Check a config and try it out, as `runner check` does."""
     config = composed(*overrides)
     build.check(Experiment(config))
     return dry_run.try_out(Experiment(config), resume=None if resume is None else str(resume))
@@ -153,7 +153,7 @@ TOKENS = ("model=gpt", "data=synthetic_tokens", "algorithms=none", "data.num_sam
 EVERYTHING = ("+algorithms=[mixup,ema,gradient_clipping]", "+callbacks=[speed_monitor,early_stopper,lr_monitor]")
 
 
-def test_all_events_fire_and_destinations_are_not_called(tmp_path: Path):
+def test_a_dry_run_fires_all_events_and_calls_no_destination(tmp_path: Path):
     findings = try_out(*EVERYTHING, "+callbacks.lines._target_=runner.callbacks.JSONLinesLogger")
     assert findings.events == len(Event)
     assert findings.device == "cpu"
@@ -177,10 +177,10 @@ def test_all_events_fire_and_destinations_are_not_called(tmp_path: Path):
     ],
     ids=str,
 )
-def test_the_size_of_a_checkpoint_is_predicted(
+def test_the_predicted_size_of_a_checkpoint_is_nearly_the_real_one(
     overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Within 3% of a real checkpoint: the state of destinations grows a little with the run."""
+    """The state of destinations grows a little during the run, so 3% are allowed."""
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
     overrides = (*overrides, "trainer.max_duration=2ep", "callbacks=[checkpoint_saver,learning_curves]")
     findings = try_out(*overrides)
@@ -203,7 +203,7 @@ def test_the_size_of_a_checkpoint_is_predicted(
 
 @pytest.mark.slow
 def test_a_large_model_is_tried_on_the_meta_device():
-    """300 million weights with AdamW and an EMA would be 6 GB, which are never allocated."""
+    """300 million weights with AdamW and an EMA would take 6 GB; none of it is allocated."""
     findings = try_out(
         *("model=gpt", "data=stdlib_text", "algorithms=[gradient_clipping,ema]", "optimizer=adamw"),
         *("model.module.d_model=1024", "model.module.n_layers=24", "+callbacks=[early_stopper,speed_monitor]"),
@@ -262,7 +262,7 @@ def test_mismatched_shapes_are_refused_on_both_devices(device: str, monkeypatch:
             ("callbacks.checkpoint_saver.monitor=Acc", ("callbacks.checkpoint_saver.monitor='Acc'", "'eval/loss'")),
             ("trainer.max_duration=100tok", ("trainer.max_duration='100tok'", "num_tokens")),
             ("scheduler.t_warmup=25ep", ("scheduler.t_warmup='25ep'", "t_max")),
-            ("scheduler.t_warmup=457ba", ("scheduler.t_warmup='457ba'", "t_max")),  # of 24 epochs of 19
+            ("scheduler.t_warmup=457ba", ("scheduler.t_warmup='457ba'", "t_max")),  # the run has 24 * 19 = 456
             ("optimizer.momentum=0", ("optimizer: Nesterov",)),
             ("data.batch_size=0", ("data.batch_size=0", "at least 1")),
             ("data=stdlib_text data.eval_bytes=3", ("data.eval_bytes=3", "one window")),
@@ -360,7 +360,7 @@ def test_data_with_a_fake_function_are_not_read():
         try_out(*overrides, "+data.classes=11")
 
 
-def test_one_batch_is_read_of_data_without_a_fake_function():
+def test_only_one_batch_is_read_from_data_without_a_fake_function():
     findings = try_out(
         *("model=mlp", "callbacks=none", "algorithms=none", "scheduler=none"),
         *(*NO_OPTIONS, f"data._target_={OWN}.read_data", "+data.option=1"),
@@ -381,7 +381,7 @@ def test_an_eval_loader_that_ranks_cannot_divide_is_refused():
         try_out(*overrides, "launch.nproc_per_node=2")
 
 
-def test_checking_how_a_run_resumes_leaves_it_unchanged(tmp_path: Path):
+def test_checking_the_resumption_of_a_run_leaves_the_run_unchanged(tmp_path: Path):
     small = ("model=mlp", "data.batch_size=400", "callbacks=checkpoint_saver")
     with build.build(Experiment(composed(*small, "trainer.max_duration=4ba")), tmp_path / "run", "run") as trainer:
         trainer.fit()
@@ -447,7 +447,7 @@ def test_the_report_shows_model_batch_memory_and_checkpoint():
 
 
 @pytest.mark.slow
-def test_the_command_leaves_no_files_and_names_the_failing_job_of_a_sweep(tmp_path: Path, run_app: Any):
+def test_check_leaves_no_files_and_names_the_failing_job_of_a_sweep(tmp_path: Path, run_app: Any):
     finished = run_app("check", "model=mlp", "launch.nproc_per_node=2", "hydra.run.dir=mine")
     assert finished.stdout.splitlines()[0].strip() == "model=mlp launch.nproc_per_node=2" and finished.stderr == ""
     finished = run_app("-m", "check", "model.num_classes=5,10", exit_code=2)
@@ -459,7 +459,7 @@ def test_the_command_leaves_no_files_and_names_the_failing_job_of_a_sweep(tmp_pa
 
 def test_a_model_that_cannot_be_built_on_meta_is_built_on_the_cpu(monkeypatch: pytest.MonkeyPatch):
     class Reading(ClassificationModel):
-        """Reads a weight in its constructor, which has no value on the meta device."""
+        """Reads the value of a weight in its constructor; on the meta device there is none."""
 
         def __init__(self) -> None:
             super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)

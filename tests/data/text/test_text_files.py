@@ -16,7 +16,7 @@ SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3}
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Write three texts, one of them in a subfolder, and a file that is not a text, and return their folder."""
+    """Write three `.txt` files, one in a subfolder, and a file of another kind; return the folder."""
     folder = tmp_path / "texts"
     (folder / "a").mkdir(parents=True)
     (folder / "b.txt").write_text(TEXT)
@@ -36,7 +36,7 @@ def load(folder: Path, **options: Any):
 
 
 def joined(loaders) -> list[int]:
-    """Return the tokens of the loaders in the order of the text, even if training shuffles its windows."""
+    """Return the loaders' tokens in text order, without the shuffling of training."""
     tokens = []
     for loader in loaders:
         windows = loader.tensors[0].long() & 0xFFFF
@@ -44,7 +44,7 @@ def joined(loaders) -> list[int]:
     return tokens
 
 
-def test_tokens_are_the_bytes_of_the_files_in_order(texts: Path):
+def test_without_a_tokenizer_the_tokens_are_the_bytes_of_the_files_in_order(texts: Path):
     content = b"".join((texts / name).read_bytes() for name in ("a/z.txt", "b.txt", "c.txt"))
     train, evaluation = load(texts, eval_share=0.25)
     start = len(content) - round(len(content) * 0.25)
@@ -77,9 +77,10 @@ def test_tokens_equal_those_of_transformers_with_an_end_token_after_each_file(te
     ]
     train, evaluation = load(texts, eval_path=str(texts / "b.txt"), pattern="[ac]*/*.txt", tokenizer=tokenizer)
     tokens = joined([train])
-    size = expected.index(reference.eos_token_id) + 1
-    assert tokens == expected[: (size - 1) // 8 * 8 + 1]
-    assert joined([evaluation]) == expected[size:][: (expected[size:].index(reference.eos_token_id)) // 8 * 8 + 1]
+    train_size = expected.index(reference.eos_token_id) + 1
+    assert tokens == expected[: (train_size - 1) // 8 * 8 + 1]
+    eval_expected = expected[train_size:]
+    assert joined([evaluation]) == eval_expected[: eval_expected.index(reference.eos_token_id) // 8 * 8 + 1]
     whole, _ = load(texts, eval_share=1e-9 + 9.5 / len(expected), tokenizer=tokenizer, context=1)
     assert joined([whole]) == expected[: len(joined([whole]))]
     assert len(joined([whole])) >= len(expected) - 10
@@ -92,13 +93,13 @@ def test_a_tokenizer_without_an_end_token_adds_none_between_files(texts: Path, t
     assert reference.decode(joined([train])).startswith("first\r\n" + TEXT[:1000])
 
 
-def test_long_files_are_cut_at_line_ends(texts: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch):
+def test_cutting_long_files_at_line_ends_keeps_tokens(texts: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch):
     whole = [joined([loader]) for loader in load(texts, tokenizer=tokenizer)]
     monkeypatch.setattr(text_files, "PIECE", 400)
     pieces = [text for text, _ in text_files._pieces([texts / "b.txt"])]
     assert len(pieces) > 3 and "".join(pieces) == TEXT and all(piece.endswith("\n") for piece in pieces)
     assert [joined([loader]) for loader in load(texts, tokenizer=tokenizer)] == whole
-    (texts / "b.txt").write_text("x" * 2000)  # without a line end
+    (texts / "b.txt").write_text("x" * 2000)  # has no line end
     assert "".join(text for text, _ in text_files._pieces([texts / "b.txt"])) == "x" * 2000
 
 
@@ -124,7 +125,7 @@ def test_tokens_are_cached_until_the_files_change(texts: Path, tokenizer: str, t
 @pytest.mark.parametrize("tokenized", [False, True])
 @pytest.mark.parametrize("eval_path", [False, True])
 @pytest.mark.parametrize("test", [{}, {"test_share": 0.2}, {"test_path": "tested.txt"}], ids=str)
-def test_fake_loaders_have_the_sizes_of_the_data(
+def test_fake_loaders_have_the_lengths_and_shapes_of_the_real_ones(
     texts: Path,
     tokenizer: str,
     tmp_path: Path,
@@ -142,10 +143,10 @@ def test_fake_loaders_have_the_sizes_of_the_data(
     options["tokenizer"] = tokenizer if tokenized else None
     options["eval_path"] = str(tmp_path / "other.txt") if eval_path else None
     fake: Any = vars(load_text_files)["fake"]
-    before = fake(**options)  # not tokenized yet
+    estimates = fake(**options)  # made before the text is tokenized
     real = load_text_files(**options)
     assert len(real) == (3 if test else 2)
-    for loader, fake_loader, estimated in zip(real, fake(**options), before, strict=True):
+    for loader, fake_loader, estimated in zip(real, fake(**options), estimates, strict=True):
         assert (len(loader), loader.order.num_samples) == (len(fake_loader), fake_loader.order.num_samples)
         assert tokenized or len(estimated) == len(loader)
         batch, fake_batch = next(iter(loader)), next(iter(fake_loader))
@@ -156,8 +157,8 @@ def test_fake_loaders_have_the_sizes_of_the_data(
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "path": ({"path": "nowhere"}, "path='nowhere': does not exist; give a text file or a folder"),
     "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file or a folder"),
-    "nothing fits": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
-    "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
+    "no match": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
+    "absolute pattern": ({"pattern": "/x"}, "pattern='/x'"),
     "trained on": ({"eval_path": "texts/b.txt"}, "eval_path='texts/b.txt': .*b.txt' is also in path; give different"),
     "context": ({"context": 0}, "context=0: must be a whole number, at least 1"),
     "batch_size": ({"batch_size": 0}, "batch_size=0: must be a whole number, at least 1"),
@@ -165,7 +166,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "long": ({"context": 10_000}, "context=10000: must be shorter than the text, which has 5986 tokens to train on"),
     "share": ({"eval_share": 1.0}, "eval_share=1.0: must be a number above 0 and below 1"),
     "both": ({"test_path": "texts", "test_share": 0.1}, "test_share=0.1: give a share .* or test_path, not both"),
-    "shares": (
+    "sum of shares": (
         {"eval_share": 0.5, "test_share": 0.5},
         "test_share=0.5: must be at least 0, and its sum with eval_share below 1",
     ),
@@ -173,7 +174,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"eval_path": "texts/c.txt", "test_share": -0.5},
         "test_share=-0.5: must be a number, at least 0 and below 1",
     ),
-    "tested too": ({"test_path": "texts/c.txt"}, "test_path='texts/c.txt': .*c.txt' is also in path"),
+    "test trained on": ({"test_path": "texts/c.txt"}, "test_path='texts/c.txt': .*c.txt' is also in path"),
     "small share": (
         {"eval_share": 1e-6},
         "context=8: must be shorter than the text, which has 0 tokens to evaluate on",
@@ -185,7 +186,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_argument_is_an_error_of_one_line(
+def test_a_wrong_argument_is_refused_in_one_line(
     case: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

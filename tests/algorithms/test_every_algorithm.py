@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
 ]
 
-# Algorithms with other results on two ranks than on one, and what each rank does with its own samples.
+# Algorithms whose results on two ranks differ from those on one, and what each rank does with its own samples.
 # Both ranks always have equal weights.
 PER_RANK = {
     **dict.fromkeys(["augmix", "batch_augment", "colout", "cutout"], "augments them at random"),
@@ -37,7 +37,7 @@ PER_RANK = {
     "selective_backprop": "selects some of them",
 }
 
-# Algorithms with other results with two microbatches than with one, and why.
+# Algorithms whose results change with the number of microbatches, and why.
 PER_MICROBATCH = {"ghost_batch_norm": "divides each microbatch into chunks"}
 
 ALL = [(task, key) for task, keys in FITTING.items() for key in keys]
@@ -95,7 +95,7 @@ def test_two_ranks_train_like_one_unless_the_algorithm_acts_per_rank(run_ranks, 
 
 
 class Spoiler(Algorithm):
-    """Fills the third batch with NaN: its images, and the outputs of the model."""
+    """Fills the images and the outputs of the third batch with NaN."""
 
     def before_forward(self, state, logger):
         inputs, targets = state.microbatch
@@ -115,7 +115,7 @@ def test_a_batch_skipped_by_nan_guard_leaves_no_trace(task: str, key: str, tmp_p
     assert guard.state_dict()["skipped"] == 1
     states: list[Any] = [trainer.state.unwrapped_model.state_dict(), trainer.state.eval_metric_values]
     assert trainer.state.eval_metric_values
-    if key != "info_batch":  # unknown losses are stored as infinity
+    if key != "info_batch":  # it stores unknown losses as infinity
         states += [algorithm.state_dict() for algorithm in trainer.state.algorithms]
     assert all(tensor.isfinite().all() for tensor in tensors(states))
 

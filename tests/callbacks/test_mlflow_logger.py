@@ -61,7 +61,7 @@ def make_trainer(model: type[ClassificationModel], *loggers: Any, **arguments: A
 
 
 def test_mlflow_has_the_data_and_artifacts_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mlflow", raising=False)  # imported by another test
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)  # another test may have imported it
     memory = InMemoryLogger()
     mlflow = MLflowLogger(tags={"team": "vision"}, system_metrics_interval=0.1)
     config = {"optimizer": {"lr": 0.1}, "data": {"_target_": "data.Toy", "size": 12}}
@@ -111,7 +111,7 @@ def test_mlflow_has_the_data_and_artifacts_of_a_run(folder: Path, monkeypatch: p
     assert not list((folder / "outputs" / ".mlflow_unsent").iterdir())
 
 
-def test_a_failed_run_has_its_status_and_traceback(folder: Path) -> None:
+def test_a_failed_run_has_its_status_and_traceback_in_mlflow(folder: Path) -> None:
     mlflow = MLflowLogger()
     with pytest.raises(ValueError, match="a loss that fails"):
         make_trainer(Failing, mlflow, run_dir="outputs/failing").fit()
@@ -151,7 +151,7 @@ def test_an_error_before_the_first_batch_adds_no_run_and_changes_none(folder: Pa
     stopped = threading.Event()
     run_dir = folder / "r"  # the writer may have another working directory
     number = shared_writer().deliver(run_dir, target, lambda report: stopped.set() if "stopped" in report else None)
-    shared_writer().finish(number)  # makes it send whatever there is
+    shared_writer().finish(number)  # makes it send all that is left
     assert stopped.wait(60)
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
     assert not Path("new").exists()
@@ -180,7 +180,7 @@ def test_names_and_values_beyond_the_limits_of_mlflow_are_shortened(folder: Path
     assert all(metrics.pop(f"many/{index}") == (7, index, 0) for index in range(1500))
     long = [metrics.pop(key)[1] for key in [*metrics] if key.startswith("kkk") and len(key) == 250]
     assert sorted(long) == [3.0, 4.0]
-    largest = sys.float_info.max  # SQL stores save it for infinity
+    largest = sys.float_info.max  # MLflow's SQL stores save it instead of infinity
     assert {re.sub(HASH, "#", key): value for key, value in metrics.items()} == {
         "a/b/__/c#": (7, 2.0, 0),
         "größe:µ": (7, 5.0, 0),

@@ -1,4 +1,4 @@
-"""Batches of many kinds are trained, evaluated, predicted, checked by a dry run, and split or refused with a remedy."""
+"""Models train, evaluate and predict on batches of many kinds; what cannot be split is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def config_of(load: str, model: str, **trainer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_kind_of_batch_is_trained_evaluated_and_predicted(kind: str):
+def test_a_model_trains_evaluates_and_predicts_on_any_kind_of_batch(kind: str):
     with make_trainer(kind) as trainer:
         before = trainer.state.unwrapped_model.state_dict()["layer.weight"].clone()
         trainer.fit()
@@ -101,7 +101,7 @@ class CountingDetector(batch_kinds.Detector):
 
     @property
     def loss_averages(self) -> Any:
-        return "samples"  # otherwise, the first batch is also counted in halves
+        return "samples"  # otherwise, the check of the first loss counts samples, too
 
     def num_samples(self, batch: Any) -> int:
         samples = super().num_samples(batch)
@@ -109,7 +109,7 @@ class CountingDetector(batch_kinds.Detector):
         return samples
 
 
-def test_the_samples_of_a_batch_are_counted_equally_often_for_any_number_of_microbatches():
+def test_more_microbatches_do_not_count_the_samples_of_a_batch_more_often():
     counts = []
     for grad_accum in (2, 4):
         model = CountingDetector()

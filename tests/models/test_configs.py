@@ -1,4 +1,4 @@
-"""Configs of networks, each with the data for which the defaults are meant."""
+"""Model configs list all arguments of the network, and train on the data that their defaults are meant for."""
 
 import inspect
 from importlib import import_module
@@ -26,8 +26,8 @@ def test_a_config_has_every_argument_of_the_network_and_trains_all_parameters(na
     arguments = config["model"]
     wrapper, load = WRAPPERS[arguments.pop("_target_")]
     network_arguments = arguments.pop("module")
-    module, _, network = network_arguments.pop("_target_").rpartition(".")
-    network = getattr(import_module(module), network)
+    module_name, _, class_name = network_arguments.pop("_target_").rpartition(".")
+    network = getattr(import_module(module_name), class_name)
     assert list(network_arguments) == list(inspect.signature(network).parameters)
 
     model = wrapper(network(**network_arguments), **arguments)

@@ -52,7 +52,7 @@ def weights(run: str) -> dict[str, torch.Tensor]:
     return read_file(find_checkpoint(run), "model.pt")
 
 
-def test_microbatches_with_ignored_pixels_have_the_gradient_of_the_batch():
+def test_microbatches_with_ignored_pixels_give_the_gradient_of_the_batch():
     torch.manual_seed(0)
     model = SegmentationModel(nn.Conv2d(3, 3, 1), 3)
     images, masks = torch.randn(6, 3, 8, 8), torch.randint(3, (6, 8, 8))
@@ -69,17 +69,15 @@ def test_microbatches_with_ignored_pixels_have_the_gradient_of_the_batch():
 
 
 @pytest.mark.slow
-def test_a_run_equals_a_plain_loop_on_one_or_two_ranks_in_microbatches_and_after_a_resume(
-    command: list[str], run_app: Any, run_here: Any
-):
+def test_a_whole_a_split_and_a_resumed_run_equal_a_plain_loop(command: list[str], run_app: Any, run_here: Any):
     run_here(*command, "hydra.run.dir=whole", code=0)
-    run_app(*command, "hydra.run.dir=parts", "trainer.grad_accum=3", "launch.nproc_per_node=2")
+    run_app(*command, "hydra.run.dir=split", "trainer.grad_accum=3", "launch.nproc_per_node=2")
     run_here(*command, "hydra.run.dir=resumed", "trainer.max_duration=3ba", code=0)
     run_here("resume", "resumed", "trainer.max_duration=4ep", code=0)
-    whole, parts, resumed = map(weights, ("whole", "parts", "resumed"))
+    whole, split, resumed = map(weights, ("whole", "split", "resumed"))
     for name, value in whole.items():
         assert torch.equal(resumed[name], value)
-        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(split[name], value, rtol=1e-4, atol=1e-6)
 
     initial = [*command, "hydra.run.dir=initial", "optimizer.lr=0", "trainer.max_duration=1ba"]
     run_here(*initial, code=0)
@@ -98,24 +96,24 @@ def test_a_run_equals_a_plain_loop_on_one_or_two_ranks_in_microbatches_and_after
 
     ended = run_here("eval", "whole", code=0)
     measured = dict(re.findall(r"eval/(\w+) +([\d.]+)", ended.out))
-    answers, masks = (
+    predictions, masks = (
         torch.cat(part).numpy()
         for part in zip(*((network(images).argmax(1), masks) for images, masks in evaluation), strict=True)
     )
-    counts = masks != 255
-    overlaps = [
-        ((answers == number) & (masks == number)).sum() / (((answers == number) & counts) | (masks == number)).sum()
-        for number in range(3)
+    valid = masks != 255
+    ious = [
+        ((predictions == label) & (masks == label)).sum() / (((predictions == label) & valid) | (masks == label)).sum()
+        for label in range(3)
     ]
-    assert float(measured["MeanIoU"]) == pytest.approx(numpy.mean(overlaps), abs=1e-4)
-    assert float(measured["PixelAccuracy"]) == pytest.approx((answers == masks)[counts].mean(), abs=1e-4)
+    assert float(measured["MeanIoU"]) == pytest.approx(numpy.mean(ious), abs=1e-4)
+    assert float(measured["PixelAccuracy"]) == pytest.approx((predictions == masks)[valid].mean(), abs=1e-4)
 
     run_app("predict", "whole", "hydra.run.dir=out", "launch.nproc_per_node=2")
     table = pyarrow.parquet.read_table("out/predictions.parquet").to_pylist()
-    assert (numpy.array([row["prediction"] for row in table]) == answers).all()
+    assert (numpy.array([row["prediction"] for row in table]) == predictions).all()
     assert (numpy.array([row["target"] for row in table]) == masks).all()
     Path("shapes/val/images").rename("images")
-    shutil.rmtree("shapes")  # the prediction of other images does not need the data of the run
+    shutil.rmtree("shapes")  # predicting other images does not need the run's data
     run_here("predict", "whole", "--data", "images", "hydra.run.dir=new", code=0)
     new = pyarrow.parquet.read_table("new/predictions.parquet").to_pylist()
     assert [row["id"] for row in new] == [f"{number:02}.png" for number in range(5)]

@@ -74,12 +74,12 @@ def test_all_events_of_a_small_run_are_in_order():
         ("2ep", 8),
     ],
 )
-def test_the_order_of_events(duration: str, batches: int, microbatches: int):
+def test_events_are_in_order_for_each_unit_of_the_duration(duration: str, batches: int, microbatches: int):
     trace = Trace()
     data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=4, shuffle=False)
     if duration.endswith(("sp", "tok")):
         count, unit = int(duration.rstrip("sptok")), duration.lstrip("0123456789")
-        duration = f"{2 * count}{unit}"  # these batches have four samples, so that there can be four microbatches
+        duration = f"{2 * count}{unit}"  # batches have four samples here, not two, to allow four microbatches
     with make_trainer(trace, train_dataloader=data, max_duration=duration, grad_accum=microbatches) as trainer:
         trace.take()
         trainer.fit()
@@ -90,7 +90,7 @@ def test_the_order_of_events(duration: str, batches: int, microbatches: int):
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
 @pytest.mark.parametrize("batches", [6, 8])
-def test_the_order_of_events_when_the_clock_ends_the_run(batches: int, microbatches: int):
+def test_events_are_in_order_when_the_clock_ends_the_run(batches: int, microbatches: int):
     class Slow(Callback):
         def before_train_batch(self, state, logger):
             if state.timestamp.batch == batches - 1:
@@ -107,7 +107,7 @@ def test_the_order_of_events_when_the_clock_ends_the_run(batches: int, microbatc
 
 
 @pytest.mark.parametrize(("duration", "batches"), [("6ba", 6), ("8ba", 8), ("2ep", 8), ("16sp", 8), ("9ba", 9)])
-def test_the_order_of_events_when_the_loader_has_no_length(duration: str, batches: int):
+def test_events_are_in_order_when_the_loader_has_no_length(duration: str, batches: int):
     trace = Trace()
     with make_trainer(trace, train_dataloader=Unsized(), max_duration=duration) as trainer:
         trace.take()
@@ -117,7 +117,7 @@ def test_the_order_of_events_when_the_loader_has_no_length(duration: str, batche
     assert trace.events == fit_events(batches, finds_end=in_epochs, epoch_ends=in_epochs)
 
 
-def test_the_next_fit_ends_an_epoch_whose_end_was_unknown_because_the_loader_has_no_length():
+def test_the_next_fit_finds_the_end_of_an_epoch_of_a_loader_without_a_length():
     trace = Trace()
     with make_trainer(trace, train_dataloader=Unsized(), max_duration="4ba") as trainer:
         trainer.fit()
@@ -141,7 +141,7 @@ def test_a_second_fit_continues_an_iterator_without_losing_a_batch():
 
 
 @pytest.mark.parametrize("iteration", [1, 2, 3])
-def test_iteration_length_is_a_number_of_epochs(iteration: int):
+def test_an_iteration_takes_iteration_length_epochs(iteration: int):
     trace = Trace()
     with make_trainer(trace, max_duration="4ep", iteration_length=f"{iteration}ep") as trainer:
         trace.take()
@@ -163,7 +163,7 @@ def test_the_timestamp_counts_a_batch_from_batch_end_on():
     assert trace.at("FIT_END") == [(2, 8, 0)]
 
 
-def test_a_batch_counts_samples_tokens_and_seconds():
+def test_the_timestamp_counts_samples_tokens_and_seconds():
     with make_trainer(max_duration="6ba") as trainer:
         start = time.perf_counter()
         trainer.fit()

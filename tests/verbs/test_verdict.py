@@ -1,4 +1,4 @@
-"""`runner verdict`: settings are better, worse or not decided, and runs that cannot be compared are refused."""
+"""`runner verdict` calls settings better, worse or not decided, and refuses runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compare_last(run_here: Any, *arguments: str) -> dict[str, Any]:
     return json.loads(run_here("verdict", *arguments, "--json").out)["result"]["comparisons"][-1]
 
 
-def test_the_printed_verdict_of_paired_seeds(outputs: Path, run_here: Any):
+def test_the_report_on_paired_seeds_shows_means_intervals_and_p(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95, 0.95, 0.96, 0.94, 0.95, 0.96, 0.95, 0.94], lr=0.3)
     assert (
         run_here("verdict", "outputs/a", "outputs/b", code=0).out
@@ -153,7 +153,7 @@ def test_budget_any_compares_different_budgets(outputs: Path, run_here: Any):
     assert compare_last(run_here, "outputs/a", "outputs/b", "--budget=any")["verdict"] == "better"
 
 
-def test_a_candidate_has_one_setting_unless_both_vary_in_the_same_key(outputs: Path, run_here: Any):
+def test_a_candidate_may_vary_a_key_only_if_the_other_varies_it_too(outputs: Path, run_here: Any):
     for lr in (0.1, 0.3):
         write_seeds(outputs / f"mlp/{lr}", [0.95] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 1}})
     error = run_here("verdict", "outputs/a", "outputs/mlp", code=125).err

@@ -18,7 +18,7 @@ def true_loss(compute: float, floor: float) -> float:
 def noisy_losses(
     generator: np.random.Generator, compute: list[float], floor: float, seeds: int = 3
 ) -> list[list[float]]:
-    """Return the losses of each seed at each compute, with a noise of 1 %."""
+    """Return the losses of each seed at each compute, with 1 % noise."""
     return [[true_loss(c, floor) * np.exp(0.01 * generator.standard_normal()) for _ in range(seeds)] for c in compute]
 
 
@@ -30,7 +30,7 @@ def test_a_law_without_noise_is_recovered(floor: float):
     assert law.at(1e12) == pytest.approx(true_loss(1e12, floor), 1e-2)
 
 
-def test_a_law_without_a_floor_is_a_line_in_logarithms():
+def test_a_law_without_a_floor_is_a_straight_line_on_log_log_axes():
     slope, intercept = np.polyfit(np.log(COMPUTE), np.log(losses := [3.0, 2.5, 2.4, 1.9, 1.8, 1.5]), 1)
     law = fit(COMPUTE, losses, has_floor=False)
     assert law.exponent == pytest.approx(-slope) and law.at(1.0) == pytest.approx(np.exp(intercept))
@@ -44,7 +44,7 @@ def test_a_floor_is_fitted_only_if_the_losses_show_it():
     without_floor = extrapolate(COMPUTE, noisy_losses(generator, COMPUTE, 0.0), 1e11, 3)
     assert without_floor.floor is None and without_floor.law.floor == 0.0
     three_rungs = extrapolate(COMPUTE[:3], noisy_losses(generator, COMPUTE[:3], 1.0), 1e11, 3)
-    assert three_rungs.floor is None  # a law with a floor has as many parameters
+    assert three_rungs.floor is None  # a law with a floor has three parameters, and would fit exactly
 
 
 def test_a_rung_with_one_seed_gives_no_interval():
@@ -63,7 +63,7 @@ def test_extrapolation_is_deterministic():
 @pytest.mark.slow
 @pytest.mark.parametrize(("floor", "rungs"), [(0.0, 5), (1.0, 4)])
 def test_most_intervals_contain_the_next_mean(floor: float, rungs: int):
-    """95 % are promised. With few seeds the coverage is 92 %, and then 97 % of such tests have at least 25 of 30."""
+    """The intervals promise 95 %. Few seeds give 92 %, and then at least 25 of 30 are inside with a chance of 97 %."""
     generator = np.random.default_rng(rungs)
     compute = COMPUTE[:rungs]
     inside = 0

@@ -32,7 +32,7 @@ def test_each_image_has_its_own_holes(train, num_holes: int):
     assert not torch.equal(holes[:8], holes[8:16])
 
 
-def test_holes_are_rectangles_of_at_most_the_requested_side(train):
+def test_holes_are_rectangles_with_sides_of_at_most_length(train):
     for images, _ in train(CutOut(length=0.5, uniform_sampling=True)).batches:
         holes = images[:, 0].eq(0)
         sides = holes.any(dim=2).sum(dim=1), holes.any(dim=1).sum(dim=1)
@@ -40,7 +40,7 @@ def test_holes_are_rectangles_of_at_most_the_requested_side(train):
         assert torch.equal(holes.sum(dim=(1, 2)), sides[0] * sides[1])
 
 
-def test_the_images_in_memory_and_in_evaluation_stay_whole(tmp_path):
+def test_images_in_memory_and_in_evaluation_get_no_holes(tmp_path):
     images = torch.rand(8, 1, 4, 4) + 1
     seen = []
 

@@ -45,7 +45,7 @@ def test_the_length_rises_linearly_in_steps():
 
 
 @pytest.mark.parametrize("whole", [7, 12, 128, 1000])
-def test_piece_lengths_divide_the_whole_length(whole: int):
+def test_the_length_of_pieces_divides_that_of_the_sequence(whole: int):
     for shortest in range(1, whole + 1 if whole < 1000 else 2):
         divisors = [number for number in range(shortest, whole + 1) if whole % number == 0]
         for length in range(shortest, whole + 1):
@@ -53,7 +53,7 @@ def test_piece_lengths_divide_the_whole_length(whole: int):
             assert divisor_near(whole, length, shortest) == (up_to_length[-1] if up_to_length else divisors[0])
 
 
-def test_truncation_keeps_the_first_tokens_and_whole_other_tensors():
+def test_truncation_keeps_the_first_tokens_and_leaves_other_tensors_whole():
     tokens, mask, labels = torch.arange(24).view(2, 12), torch.rand(2, 12, 3), torch.tensor([0, 1])
     batch = truncate({"tokens": tokens, "mask": mask, "labels": labels}, 12, 5)
     assert torch.equal(batch["tokens"], tokens[:, :5])
@@ -128,7 +128,7 @@ def test_inputs_that_are_not_tokens_are_refused(train):
         train(SeqLengthWarmup())
 
 
-def test_unsuitable_data_in_memory_are_refused_before_a_batch_is_trained(train, arguments):
+def test_unsuitable_data_in_memory_are_refused_before_the_first_batch(train, arguments):
     with pytest.raises(ValueError, match="needs tokens") as caught:
         train(SeqLengthWarmup())
     assert any("at FIT_START" in note for note in caught.value.__notes__)
@@ -139,7 +139,7 @@ def test_unsuitable_data_in_memory_are_refused_before_a_batch_is_trained(train, 
     assert any("at FIT_START" in note for note in caught.value.__notes__)
 
 
-def test_reading_the_first_batch_changes_no_random_draw(train, arguments):
+def test_reading_the_first_batch_does_not_change_random_draws(train, arguments):
     drawn = []
 
     def drop_tokens(batch):
@@ -157,7 +157,7 @@ def test_reading_the_first_batch_changes_no_random_draw(train, arguments):
     torch.testing.assert_close(drawn_with_warmup, drawn, rtol=0, atol=0)
 
 
-def test_other_loaders_are_not_read_before_training():
+def test_only_data_in_memory_are_read_before_training():
     class Unread:
         def __len__(self):
             return 8

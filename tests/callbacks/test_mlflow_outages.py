@@ -106,7 +106,7 @@ class _Forwarding(BaseHTTPRequestHandler):
 
 
 class Store:
-    """The server's data of an experiment, including duplicates."""
+    """What the server has stored of an experiment, including duplicates."""
 
     def __init__(self, server: Any) -> None:
         self.server = server
@@ -226,12 +226,12 @@ def test_values_arrive_if_files_cannot_be_stored_and_files_arrive_later(
 def test_a_finished_run_waits_for_the_writer_of_an_earlier_session(store: Store, tmp_path: Path) -> None:
     lock = tmp_path / "r" / "mlflow" / "writer.lock"
     lock.parent.mkdir(parents=True)
-    held = lock_file(lock)  # as by the writer of a session that was just killed
+    held = lock_file(lock)  # as if by the writer of a session just killed
     assert held is not None
     logger = MLflowLogger(store.server.uri, store.experiment, close_timeout=PATIENCE)
     with make_trainer(tmp_path / "r", 3, logger) as trainer:
         trainer.fit()
-        threading.Timer(6.0, held.close).start()  # longer than all attempts of a writer that fails
+        threading.Timer(6.0, held.close).start()  # longer than a failing writer keeps trying
     assert store.statuses() == ["FINISHED"]
 
 
@@ -242,8 +242,8 @@ def test_a_run_deleted_in_mlflow_during_training_loses_nothing(
     def delete() -> None:
         wait_until(lambda: store.points())
         (run_id,) = store.query("run_uuid", "runs")[0]
-        delete = "update runs set lifecycle_stage = 'deleted' where run_uuid = ?"
-        stores.change(store.server.folder / "mlflow.db", delete, run_id)
+        sql = "update runs set lifecycle_stage = 'deleted' where run_uuid = ?"
+        stores.change(store.server.folder / "mlflow.db", sql, run_id)
 
     logger = MLflowLogger(store.server.uri, store.experiment, close_timeout=15)
     with make_trainer(tmp_path / "r", 60, logger, callbacks=[Script(0.0, at_20=delete)]) as trainer:
@@ -302,8 +302,8 @@ def test_a_temporarily_unreachable_server_gets_everything_once(
     images = Counter(name.rsplit("+", 1)[0] for name in store.artifacts() if name.endswith(".png"))
     assert len(images) == 8 and {*images.values()} == {1}
     assert "notes.txt" in store.artifacts() and "tables/table 220.json" in store.artifacts()
-    load = [step for (key, step) in store.points("key = 'system/cpu_utilization_percentage'").elements()]
-    assert sorted(load) == [*range(len(load))] and len(load) > 20
+    cpu_steps = [step for (key, step) in store.points("key = 'system/cpu_utilization_percentage'").elements()]
+    assert sorted(cpu_steps) == [*range(len(cpu_steps))] and len(cpu_steps) > 20
     [warning] = caplog.records
     assert warning.message.startswith(f"MLflow: {proxy.uri} cannot be reached (")
 
@@ -366,7 +366,7 @@ def killing_leftovers(*folders: Path) -> Iterator[Callable[[], list[psutil.Proce
     ],
     ids=["SIGKILL", "SIGTERM", "SIGINT"],
 )
-def test_no_process_is_left_after_the_trainer_ends(
+def test_no_process_is_left_after_a_signal_ends_the_trainer(
     store: Store, tmp_path: Path, free_port: int, number: signal.Signals, names: tuple[str, ...]
 ) -> None:
     folders = [tmp_path / name for name in names]
@@ -390,10 +390,10 @@ def test_no_process_is_left_after_the_trainer_ends(
         for trainer in trainers:
             trainer.send_signal(number)
         wait_until(lambda: all(trainer.poll() is not None for trainer in trainers))
-        wait_until(lambda: not alive(), 60 - (time.monotonic() - started))  # instead of retrying for hours
+        wait_until(lambda: not alive(), 60 - (time.monotonic() - started))  # no writer retries for hours
     exits = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
     assert [trainer.returncode for trainer in trainers] == [exits[number]] * len(names)
-    if sqlite_statuses(tmp_path / "sqlite") == ["RUNNING"]:  # the machine was too busy for the writer's last seconds
+    if sqlite_statuses(tmp_path / "sqlite") == ["RUNNING"]:  # the machine was too busy for the writer to finish in time
         (run_dir,) = run_folders(tmp_path / "sqlite")
         run_python(["-m", "runner", "sync", str(run_dir)], cwd=tmp_path / "sqlite", check=True)
     assert sqlite_statuses(tmp_path / "sqlite") == ["FAILED" if number is signal.SIGKILL else "KILLED"]

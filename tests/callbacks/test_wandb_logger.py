@@ -44,11 +44,11 @@ def stop_the_service() -> Iterator[None]:
 
 
 def records(folder: Path) -> list[Any]:
-    """Return the records of a run; its end is written some milliseconds after wandb reports that it is finished."""
+    """Wait until wandb has written the end of a run to its file, and return the run's records."""
     (path,) = folder.glob("run-*.wandb")
     deadline = time.monotonic() + PATIENCE
     while not (entries := [*parse(path.read_bytes())]) or not any(record.HasField("exit") for record in entries):
-        assert time.monotonic() < deadline, "the run has no end"
+        assert time.monotonic() < deadline, "wandb has not written the end of the run"
         time.sleep(0.02)
     return entries
 
@@ -237,7 +237,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
     assert str(caught.value).startswith(f"{name}={value!r}: ")
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_a_missing_wandb_is_an_error_that_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     message = f"WandBLogger needs wandb, not installed here: {how_to_install('wandb')}"
     with pytest.raises(ImportError, match=re.escape(message)):

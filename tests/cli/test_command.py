@@ -15,7 +15,7 @@ from runner.failures.errors import WrongKey
 
 
 def typed(line: str) -> tuple[str, tuple[str, ...], dict[str, Any], tuple[str, ...]]:
-    """Parse a command, and return its verb, its words, the options without default values, and its overrides."""
+    """Parse a command, and return its verb, words, options that differ from their defaults, and overrides."""
     command = parse(shlex.split(line))
     assert {*command.options} == {*command.row.defaults}
     changed = {key: value for key, value in command.options.items() if value != command.row.defaults[key]}
@@ -110,7 +110,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_cannot_be_a_key(
     assert typed("compare sweep/lr=0.1 sweep/lr=0.1")[1] == ("sweep/lr=0.1", "sweep/lr=0.1")
     with pytest.raises(ValueError, match="resume: takes RUN, not nothing"):
         parse(["resume", "sweep/lr=0.2"])
-    for path in ("/sweep/lr=0.2", "../lr=0.2", "outputs/lr=0.2", "s3://bucket/lr=0.2"):  # no key starts like this
+    for path in ("/sweep/lr=0.2", "../lr=0.2", "outputs/lr=0.2", "s3://bucket/lr=0.2"):  # no key begins like these
         assert typed(f"resume {path} seed=1") == ("resume", (path,), {}, ("seed=1",))
     (tmp_path / "seed=1").touch()
     assert typed("train seed=1") == ("train", (), {}, ("seed=1",))  # `train` takes no words
@@ -146,7 +146,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_cannot_be_a_key(
         ("help --lr", "--lr: help has no such option; allowed: none", "--lr"),
         ("-lr", "-lr: no such option. Keys are written without dashes; write optimizer.lr=...", ""),
         ("-x=3", "-x=3: no such option. Keys are written without dashes: x=3", ""),
-        ("--config-=mine", "--config-=mine: no such option. ", ""),  # short for two options
+        ("--config-=mine", "--config-=mine: no such option. ", ""),  # abbreviates two options
         ("model=mlp --confg", "--confg: no such option. Did you mean --cfg? Keys are written without dashes: ", ""),
         ("-m resume R seed=1,2", "-m: resume takes one experiment at a time; leave out -m", "-m"),
         ("prove --multirun", "-m: prove takes one experiment at a time; leave out -m", "-m"),

@@ -26,7 +26,7 @@ needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not i
 
 @pytest.fixture
 def make_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, torch.Tensor]]:
-    """Return a function that writes weights of the tiny model to the Hub's cache; downloads are disabled."""
+    """Disable downloads, and return a function that writes weights of the tiny model to the Hub's cache."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -73,14 +73,14 @@ def test_pretrained_weights_are_loaded(make_cached: Any):
     weights = make_cached()
     loaded = timm_model(TINY, pretrained=True).state_dict()
     assert loaded.keys() == weights.keys() and all(torch.equal(loaded[name], weights[name]) for name in weights)
-    other = timm_model(f"{TINY}.{TAG}", num_classes=4, pretrained=True, in_channels=1).state_dict()
-    assert other["fc.weight"].shape[0] == 4
-    torch.testing.assert_close(other["conv1.0.weight"], weights["conv1.0.weight"].sum(dim=1, keepdim=True))
-    assert torch.equal(other["layer4.0.conv1.weight"], weights["layer4.0.conv1.weight"])
+    adapted = timm_model(f"{TINY}.{TAG}", num_classes=4, pretrained=True, in_channels=1).state_dict()
+    assert adapted["fc.weight"].shape[0] == 4
+    torch.testing.assert_close(adapted["conv1.0.weight"], weights["conv1.0.weight"].sum(dim=1, keepdim=True))
+    assert torch.equal(adapted["layer4.0.conv1.weight"], weights["layer4.0.conv1.weight"])
 
 
 @needs_timm
-def test_pretrained_weights_that_cannot_be_downloaded_have_an_error_of_one_line(make_cached: Any):
+def test_pretrained_weights_that_cannot_be_downloaded_are_refused_in_one_line(make_cached: Any):
     message = rf"pretrained=True: the weights of {TINY} cannot be downloaded \(.+\); try"
     with pytest.raises(OSError, match=message) as caught:
         timm_model(TINY, pretrained=True)

@@ -54,6 +54,6 @@ def test_outputs_and_targets_of_different_shapes_are_refused():
         Top1Accuracy().update(torch.zeros(4, 7), torch.zeros(4, 1, dtype=torch.int64))
 
 
-def test_classifiers_use_top1_accuracy_with_the_name_of_torchmetrics():
+def test_classifiers_report_top1_accuracy_under_the_name_of_torchmetrics():
     ((name, metric),) = ClassificationModel(torch.nn.Linear(2, 2), 2).metrics(train=True).items()
     assert name == "MulticlassAccuracy" and isinstance(metric, Top1Accuracy)

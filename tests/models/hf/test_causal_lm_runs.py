@@ -183,7 +183,7 @@ def test_algorithms_and_callbacks_work_with_models_of_transformers(run_here, mod
         *("algorithms.ema.half_life=1ba", "algorithms.layer_freezing.freeze_start=0.0"),
         *("trainer.precision=amp_bf16", "trainer.grad_accum=2", "callbacks.activation_monitor.interval=1ba"),
         "callbacks.optimizer_monitor.batch_log_interval=1",
-        # Prompt and new tokens exceed the positions of the model, which drops the first tokens.
+        # The prompt and the new tokens need more positions than the model has, so the first tokens are dropped.
         *("callbacks.generate.max_new_tokens=40", "callbacks.generate.prompts=['import os']"),
         "callbacks.generate.tokenizer={_target_: transformers.AutoTokenizer.from_pretrained, "
         f"pretrained_model_name_or_path: {models / 'tokenizer'}}}",
@@ -215,7 +215,7 @@ def test_check_keeps_a_large_model_on_the_meta_device(run_here, models: Path):
 
 
 def test_a_wrong_context_is_refused_before_data_are_read(run_here, models: Path):
-    data = "data._target_=own.load"  # has the arguments of data=stdlib_text
+    data = "data._target_=own.load"  # takes the arguments of data=stdlib_text
     Path("own.py").write_text(
         "def load(batch_size, context, eval_batch_size, eval_bytes, test_bytes, seed):\n"
         "    raise RuntimeError('data were read')\n"

@@ -128,7 +128,7 @@ def test_layers_of_a_hugging_face_model_are_found_without_a_pattern(name: str, t
     assert all(map(torch.equal, weights, expected)) and checkpointed_passes == 2 * passes > 0
 
 
-def test_arguments_are_checked(make_trainer):
+def test_wrong_arguments_are_refused(make_trainer):
     with pytest.raises(ValueError, match="found no repeated block"):
         make_trainer(ActivationCheckpointing(), build=lambda: ClassificationModel(nn.Linear(3, 2), 2))
     with pytest.raises(ValueError, match=r"found no module like '\*Layer' or 'x'"):

@@ -142,6 +142,6 @@ def test_an_unchanged_model_has_no_maximum_sequence_length(train):
         ({"max_sequence_length": 8, "train_sequence_length_scaling": 1.5}, "train_sequence_length_scaling=1.5"),
     ],
 )
-def test_arguments_are_checked(arguments: dict, match: str):
+def test_wrong_arguments_are_refused(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         ALiBi(**arguments)

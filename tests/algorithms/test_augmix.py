@@ -60,7 +60,7 @@ def test_mixed_images_stay_between_black_and_white(train):
 
 
 @pytest.mark.parametrize("arguments", [{"severity": 0}, {"depth": 0}, {"depth": -2}, {"width": 0}, {"alpha": 0}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         AugMix(**arguments)

@@ -124,7 +124,7 @@ def test_alternating_flips_need_a_dataloader_with_an_order(make_trainer):
 
 
 @pytest.mark.parametrize("arguments", [{"pad": -1}, {"pad": 1.5}, {"flip": "both"}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         BatchAugment(**arguments)

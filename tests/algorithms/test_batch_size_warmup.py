@@ -56,7 +56,7 @@ def test_the_warmup_composes_with_selection_augmentation_and_mixing(make_trainer
 
 
 @pytest.mark.parametrize("arguments", [{"start": 0}, {"start": 1.5}, {"duration": -0.1}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         BatchSizeWarmup(**arguments)

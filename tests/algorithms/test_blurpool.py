@@ -93,6 +93,6 @@ def test_other_layers_stay_unchanged(make_trainer, layer: nn.Module, arguments: 
         ({"replace_convs": False, "replace_maxpools": False}, "replace_convs=False"),
     ],
 )
-def test_arguments_are_checked(arguments: dict, match: str):
+def test_wrong_arguments_are_refused(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         BlurPool(**arguments)

@@ -39,7 +39,7 @@ def test_removing_no_lines_changes_nothing(train):
 
 
 @pytest.mark.parametrize("arguments", [{"p_row": -0.1}, {"p_col": 1.5}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         ColOut(**arguments)

@@ -266,7 +266,7 @@ def test_a_missing_compiler_is_reported_at_the_start(make_trainer, resnet, monke
         make_trainer(Compile(), build=resnet)
 
 
-def test_arguments_are_checked():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="mode='fast'"):
         Compile("fast")
     with pytest.raises(ValueError, match="scope='layer'"):

@@ -164,7 +164,7 @@ def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
     assert len(watch.boxes) > 3  # one for each batch
 
 
-def test_arguments_are_checked(train):
+def test_wrong_arguments_are_refused(train):
     with pytest.raises(ValueError, match="alpha=0"):
         CutMix(0)
     with pytest.raises(ValueError, match=r"needs images \(N, C, H, W\)"):

@@ -59,7 +59,7 @@ def test_images_in_memory_and_in_evaluation_get_no_holes(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [{"num_holes": 0}, {"num_holes": 1.5}, {"length": 0}, {"length": 1.1}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         CutOut(**arguments)

@@ -107,7 +107,7 @@ def test_a_single_process_trains_as_without_ddp(train):
         ),
     ],
 )
-def test_arguments_are_checked(arguments: dict, message: str):
+def test_wrong_arguments_are_refused(arguments: dict, message: str):
     with pytest.raises(ValueError, match=message):
         DDP(**arguments)
 

@@ -178,7 +178,7 @@ def test_a_half_life_longer_than_the_run_warns(make_trainer, caplog, half_life: 
         ({"start": "half"}, "start='half'"),
     ],
 )
-def test_arguments_are_checked(arguments: dict, message: str):
+def test_wrong_arguments_are_refused(arguments: dict, message: str):
     with pytest.raises(ValueError, match=message):
         EMA(**arguments)
 

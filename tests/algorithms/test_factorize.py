@@ -107,6 +107,6 @@ def test_a_head_that_is_tied_to_the_embedding_stays_tied(make_trainer):
         ({"latent_features": 1.5}, "latent_features=1.5"),
     ],
 )
-def test_arguments_are_checked(arguments: dict, match: str):
+def test_wrong_arguments_are_refused(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         Factorize(**arguments)

@@ -71,7 +71,7 @@ def test_microbatches_of_whole_chunks_change_nothing(make_trainer, train):
     assert not torch.allclose(whole.gradients[0][0], train(batch_norm=True).gradients[0][0])
 
 
-def test_arguments_are_checked(make_trainer):
+def test_wrong_arguments_are_refused(make_trainer):
     for size in (1, 2.5, True):
         with pytest.raises(ValueError, match=f"ghost_batch_size={size!r}"):
             GhostBatchNorm(size)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_sharded_gradients_are_clipped_by_their_total_norm(run_ranks):
 
 
 @pytest.mark.parametrize("arguments", [{"clipping_type": "norms"}, {"clipping_threshold": 0}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         GradientClipping(**arguments)

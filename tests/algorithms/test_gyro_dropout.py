@@ -105,7 +105,7 @@ def test_a_unit_is_dropped_at_all_positions_of_a_sample(make_trainer, shape: tup
     ("arguments", "message"),
     [({"p": 1.0}, "p=1.0"), ({"sigma": 0}, "sigma=0"), ({"tau": 0}, "tau=0"), ({"tau": 300}, "tau=300")],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         GyroDropout(**arguments)
 

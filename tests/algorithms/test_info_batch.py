@@ -148,7 +148,7 @@ def test_models_and_data_that_cannot_be_weighted_are_refused(make_trainer):
 
 
 @pytest.mark.parametrize("arguments", [{"prune": 1}, {"prune": -0.1}, {"delta": 1.5}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         InfoBatch(**arguments)

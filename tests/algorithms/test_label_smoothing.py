@@ -43,7 +43,7 @@ def test_targets_of_a_wrong_shape_are_refused():
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
-def test_arguments_are_checked(smoothing: float):
+def test_wrong_arguments_are_refused(smoothing: float):
     with pytest.raises(ValueError, match=f"smoothing={smoothing}"):
         LabelSmoothing(smoothing)
 

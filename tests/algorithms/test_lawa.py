@@ -46,7 +46,7 @@ def test_training_is_the_same_with_and_without_lawa(make_trainer):
         ({"bn_batches": 1.5}, "bn_batches=1.5"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         LAWA(**arguments)
 

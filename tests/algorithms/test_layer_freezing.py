@@ -105,7 +105,7 @@ def test_a_tied_embedding_is_not_frozen(make_trainer):
     ("arguments", "message"),
     [({"freeze_start": 1.0}, "freeze_start=1.0"), ({"freeze_level": 1.1}, "freeze_level=1.1")],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         LayerFreezing(**arguments)
 

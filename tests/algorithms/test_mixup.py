@@ -101,7 +101,7 @@ def test_each_batch_has_its_own_draw(train, make_trainer):
     assert len({draw_weight(0.7, stream_seed(0, KEY, index)) for index in range(6)}) == 6
 
 
-def test_arguments_are_checked(train):
+def test_wrong_arguments_are_refused(train):
     with pytest.raises(ValueError, match="alpha=0"):
         MixUp(0)
     with pytest.raises(TypeError, match="floating-point inputs only"):

@@ -500,6 +500,6 @@ def test_sparse_gradients_are_checked(make_trainer):
         ({"max_consecutive": 2.5}, "max_consecutive=2.5"),
     ],
 )
-def test_arguments_are_checked(arguments: dict, message: str):
+def test_wrong_arguments_are_refused(arguments: dict, message: str):
     with pytest.raises(ValueError, match=message):
         NaNGuard(**arguments)

@@ -101,6 +101,6 @@ def test_weights_keep_their_names_and_an_existing_optimizer_gets_the_new_ones(ma
         ({"table_size": 2**31 + 1}, "table_size=21474"),
     ],
 )
-def test_arguments_are_checked(arguments: dict, match: str):
+def test_wrong_arguments_are_refused(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         NGramEmbedding(**arguments)

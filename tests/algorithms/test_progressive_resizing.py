@@ -144,7 +144,7 @@ def test_microbatches_change_nothing(train, resnet_without_norms):
         {"size_increment": 0},
     ],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         ProgressiveResizing(**arguments)

@@ -48,7 +48,7 @@ def test_the_same_samples_are_changed_differently_in_each_epoch(train):
 
 
 @pytest.mark.parametrize("arguments", [{"severity": 0}, {"depth": 0}, {"depth": 1.5}, {"std": -1.0}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         RandAugment(**arguments)

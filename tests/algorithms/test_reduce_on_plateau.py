@@ -209,7 +209,7 @@ def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
         ({"monitor": "los"}, "monitor='los' is not a metric of this run; there are 'eval/loss'"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         fit(FLAT, ReduceOnPlateau(**arguments), 1)
 

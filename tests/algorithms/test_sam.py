@@ -201,7 +201,7 @@ def test_callbacks_see_one_pass(make_trainer):
     ("arguments", "message"),
     [({"rho": 0.0}, "rho=0.0"), ({"epsilon": 0}, "epsilon=0"), ({"interval": 0}, "interval=0")],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         SAM(**arguments)
 

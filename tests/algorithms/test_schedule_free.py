@@ -135,7 +135,7 @@ def test_unsuitable_settings_warn_or_are_refused(make_trainer, caplog):
     ("arguments", "message"),
     [({"beta": 1.0}, "beta=1.0"), ({"warmup": "slow"}, "warmup='slow'"), ({"bn_batches": True}, "bn_batches=True")],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         ScheduleFree(**arguments)
 

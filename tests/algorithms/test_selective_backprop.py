@@ -186,7 +186,7 @@ def test_alternating_flips_are_refused(make_trainer):
     "arguments",
     [{"start": -0.1}, {"end": 0.5}, {"end": 1.1}, {"keep": 0}, {"scale_factor": 1.5}, {"interrupt": -1}],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         SelectiveBackprop(**arguments)

@@ -115,7 +115,7 @@ def test_max_seq_length_applies_after_the_warmup_too(train, arguments):
 @pytest.mark.parametrize(
     "arguments", [{"duration": 1.5}, {"min_seq_length": 0}, {"max_seq_length": 4}, {"step_size": 0.5}]
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         SeqLengthWarmup(**arguments)

@@ -225,6 +225,6 @@ def test_a_run_on_clean_data_is_never_rolled_back(seed: int):
         ({"limit": 0}, "limit=0"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         SpikeGuard(**arguments)

@@ -68,7 +68,7 @@ def test_layers_of_the_attention_may_be_factorized(make_trainer, resnet):
         trainer.fit()
 
 
-def test_arguments_are_checked(make_trainer, resnet):
+def test_wrong_arguments_are_refused(make_trainer, resnet):
     for latent in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match=f"latent_channels={latent!r}"):
             SqueezeExcite(latent)

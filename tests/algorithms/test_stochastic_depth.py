@@ -172,7 +172,7 @@ def test_blocks_are_found_by_the_name_of_their_class(make_trainer, target: str):
     "arguments",
     [{"method": "batch"}, {"drop_rate": 1.5}, {"drop_distribution": "even"}, {"drop_warmup": "soon"}],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"{name}={value!r}"):
         StochasticDepth("Residual", **arguments)

@@ -205,7 +205,7 @@ def test_a_part_of_a_run_may_have_no_update(make_trainer, start: str, end: str):
         ({"bn_batches": -1}, "bn_batches=-1"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         SWA(**arguments)
 

@@ -49,7 +49,7 @@ class Largest:
 
 
 @pytest.mark.parametrize("arguments", [{"severity": 0}, {"severity": 11.0}, {"std": 0.0}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         TrivialAugment(**arguments)

@@ -55,7 +55,7 @@ def test_an_existing_optimizer_keeps_the_weights(make_trainer):
         trainer.fit()
 
 
-def test_arguments_are_checked(make_trainer, resnet):
+def test_wrong_arguments_are_refused(make_trainer, resnet):
     with pytest.raises(ValueError, match="n_last_layers_ignore=-1"):
         WeightStandardization(-1)
     with pytest.raises(ValueError, match="found no convolution before the last n_last_layers_ignore=0"):

@@ -276,7 +276,7 @@ def test_each_rank_logs_statistics_of_its_own_samples(run_ranks):
 @pytest.mark.parametrize(
     ("name", "value"), [("interval", "0ba"), ("interval", "10sp"), ("interval", "1m"), ("ignore_module_types", "ReLU")]
 )
-def test_arguments_are_checked(name: str, value: str):
+def test_wrong_arguments_are_refused(name: str, value: str):
     with pytest.raises(ValueError, match=f"{name}="):
         ActivationMonitor(**{name: value})
 

@@ -106,7 +106,7 @@ def test_weights_only_checkpoints_have_no_training_state(tmp_path):
         {"keep_best": 0},
     ],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         CheckpointSaver(**arguments)

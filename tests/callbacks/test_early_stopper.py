@@ -153,7 +153,7 @@ def test_the_error_for_an_unknown_metric_lists_the_metrics(arguments: dict):
         {"min_delta": "0.1"},
     ],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}="):
         EarlyStopper("loss", **arguments)

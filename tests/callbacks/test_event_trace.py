@@ -386,6 +386,6 @@ def test_each_rank_writes_a_timeline_and_rank_0_prints_the_table(tmp_path: Path,
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])
-def test_arguments_are_checked(value: Any):
+def test_wrong_arguments_are_refused(value: Any):
     with pytest.raises(ValueError, match=f"max_spans={value}"):
         EventTrace(max_spans=value)

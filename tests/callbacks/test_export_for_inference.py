@@ -466,7 +466,7 @@ def test_only_rank_0_exports(tmp_path: Path, run_ranks):
         {"sample_input": object()},
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError) as caught:
         ExportForInference(**arguments)

@@ -217,7 +217,7 @@ def test_a_model_that_is_not_a_language_model_gives_one_warning(caplog):
         {"interval": "often"},
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     defaults: dict[str, Any] = {"prompts": ["a"]}
     with pytest.raises(ValueError) as caught:

@@ -248,7 +248,7 @@ def test_a_resumed_run_draws_the_curves_from_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("filename", ["curves", "a/curves.png", "curves.jpeg"])
-def test_arguments_are_checked(filename: str):
+def test_wrong_arguments_are_refused(filename: str):
     with pytest.raises(ValueError, match=f"filename='{filename}'"):
         LearningCurves(filename)
 

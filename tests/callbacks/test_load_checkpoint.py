@@ -197,7 +197,7 @@ def test_all_ranks_load_the_weights(run_ranks, other: OtherRun):
 @pytest.mark.parametrize(
     ("name", "value"), [("checkpoint", None), ("checkpoint", 5), ("ignore_keys", "head.*"), ("event", "fit_start")]
 )
-def test_arguments_are_checked(name: str, value: Any):
+def test_wrong_arguments_are_refused(name: str, value: Any):
     with pytest.raises(ValueError, match=f"{name}="):
         LoadCheckpoint(**{"checkpoint": "outputs", name: value})
 

@@ -151,7 +151,7 @@ def test_the_error_for_an_unknown_statistic_names_similar_keys():
         {"dist_aggregate_batch_interval": 1.5},
     ],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}="):
         MemoryMonitor(**arguments)

@@ -32,7 +32,7 @@ def test_a_missing_gpu_gives_one_warning_and_training_continues(tmp_path: Path, 
     [{"interval": 0}, {"max_entries": 0}, {"max_entries": 1.5}, {"keep": 0}, {"keep": -2}, {"keep": True}],
     ids=str,
 )
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError) as caught:
         MemorySnapshot(**arguments)

@@ -294,7 +294,7 @@ def test_parameters_are_flat_and_written_as_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("close_timeout", -1), ("system_metrics_interval", 0)])
-def test_wrong_arguments_are_named(name: str, value: float) -> None:
+def test_wrong_arguments_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value}"):
         MLflowLogger(**{name: value})  # type: ignore[arg-type]
 

@@ -169,7 +169,7 @@ def test_a_spool_entry_cannot_log_a_model_from_outside_the_run(folder: Path, nam
         ({"log_model": "last", "register_model": "a/b"}, "register_model='a/b': must be a name without '/' and ':'"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         MLflowLogger(**arguments)
 

@@ -368,7 +368,7 @@ def test_ranks_stop_together_and_write_one_result(run_ranks, tmp_path: Path):
     ],
     ids=str,
 )
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError) as caught:
         MLPerfCallback(**({"root_folder": "mlperf", "index": 0} | arguments))

@@ -36,7 +36,7 @@ def test_a_closed_run_is_not_kept_alive(tmp_path: Path):
 
 
 @pytest.mark.parametrize("max_entries", [0, -1, 1.5, True, "many"])
-def test_arguments_are_checked(max_entries: Any):
+def test_wrong_arguments_are_refused(max_entries: Any):
     with pytest.raises(ValueError) as caught:
         OOMObserver(max_entries)
     assert str(caught.value).startswith(f"max_entries={max_entries!r}: ")

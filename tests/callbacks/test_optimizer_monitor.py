@@ -219,7 +219,7 @@ def test_ranks_log_norms_of_the_whole_batch_and_of_whole_sharded_tensors(run_ran
 
 
 @pytest.mark.parametrize("value", [0, 2.5, True])
-def test_arguments_are_checked(value: Any):
+def test_wrong_arguments_are_refused(value: Any):
     with pytest.raises(ValueError, match=f"batch_log_interval={value!r}"):
         OptimizerMonitor(batch_log_interval=value)
 

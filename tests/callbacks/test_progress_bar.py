@@ -284,6 +284,6 @@ def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["refresh_interval", "line_interval"])
-def test_arguments_are_checked(name: str):
+def test_wrong_arguments_are_refused(name: str):
     with pytest.raises(ValueError, match=f"{name}=0: must be a number of seconds above 0"):
         ProgressBar(**{name: 0})

@@ -249,7 +249,7 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
 
 
 @pytest.mark.parametrize("arguments", [{"skip_batches": -1}, {"skip_batches": 1.5}, {"time_unit": "weeks"}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         RuntimeEstimator(**arguments)

@@ -278,7 +278,7 @@ def test_mfu_of_a_large_matrix_product_is_below_1():
 
 
 @pytest.mark.parametrize("arguments", [{"window_size": 0}, {"gpu_flops_available": 0}, {"time_unit": "weeks"}])
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         SpeedMonitor(**arguments)

@@ -29,7 +29,7 @@ from runner.callbacks._pruning_study import JOURNAL, PruningStudy, make_pruner
         ({"pruner": optuna.pruners.MedianPruner(), "options": {"n_warmup_steps": 1}}, "without options"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, Any], message: str):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError) as error:
         SweepPruner(**arguments)
     assert message in str(error.value)

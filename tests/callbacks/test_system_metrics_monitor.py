@@ -139,6 +139,6 @@ def test_readings_of_a_gpu_are_plausible():
 
 
 @pytest.mark.parametrize("value", [0, "0ba", "sometimes"])
-def test_arguments_are_checked(value: Any):
+def test_wrong_arguments_are_refused(value: Any):
     with pytest.raises(ValueError, match=f"interval={value!r}"):
         SystemMetricsMonitor(value)

@@ -57,6 +57,6 @@ def test_a_model_that_generates_no_texts_gives_a_warning(caplog: pytest.LogCaptu
     assert "text_examples does nothing: the model generates no texts; set model.generation" in caplog.text
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=re.escape("num_texts=0: must be a number of texts")):
         TextExamples(num_texts=0)

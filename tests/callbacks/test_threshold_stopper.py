@@ -184,7 +184,7 @@ def test_all_ranks_stop_when_their_joint_metric_passes_the_threshold(run_ranks):
     "arguments",
     [{"threshold": NAN}, {"threshold": "3"}, {"threshold": True}, {"comp": "less"}, {"stop_on_batch": True}],
 )
-def test_arguments_are_checked(arguments: dict):
+def test_wrong_arguments_are_refused(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         ThresholdStopper(**{"monitor": "loss", "threshold": 0.5} | arguments)

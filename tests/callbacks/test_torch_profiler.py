@@ -234,7 +234,7 @@ def test_kernels_of_a_gpu_are_recorded(tmp_path: Path):
 
 
 @pytest.mark.parametrize("arguments", [{"skip_first": -1}, {"wait": 0.5}, {"warmup": 0}, {"active": 0}, {"repeat": 0}])
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"{name}={value}"):
         TorchProfiler(**arguments)

@@ -230,7 +230,7 @@ def test_defaults_come_from_the_environment(monkeypatch):
 @pytest.mark.parametrize(
     "arguments", [{"mode": "disabled"}, {"close_timeout": 0}, {"close_timeout": "1m"}, {"tags": "one"}], ids=str
 )
-def test_arguments_are_checked(arguments: dict[str, Any]):
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]):
     ((name, value),) = arguments.items()
     with pytest.raises(ValueError) as caught:
         WandBLogger(**arguments)

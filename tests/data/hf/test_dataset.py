@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_argument_is_an_error_of_one_line(case: str, rows: dict[str, Any], tmp_path: Path):
+def test_a_wrong_argument_is_refused_in_one_line(case: str, rows: dict[str, Any], tmp_path: Path):
     (tmp_path / "broken.jsonl").write_text("{no json\n")
     options, message = WRONG[case]
     with pytest.raises((OSError, ValueError), match=message) as raised:

@@ -110,7 +110,7 @@ def test_all_ranks_number_classes_alike(pairs: dict[str, Any], monkeypatch: pyte
     ],
 )
 @pytest.mark.parametrize("function", [load, fake])
-def test_a_wrong_argument_is_an_error_of_one_line(
+def test_a_wrong_argument_is_refused_in_one_line(
     pairs: dict[str, Any], function: Any, options: dict[str, Any], message: str
 ):
     with pytest.raises(ValueError) as caught:

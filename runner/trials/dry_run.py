@@ -330,12 +330,12 @@ def _find_untrained(state: State) -> Iterator[str]:
 def _describe(loader: Any) -> str:
     order = getattr(loader, "order", None)
     try:
-        batches = f"{len(loader):,}"
+        batches = f"{len(loader):,} batch{'es' * (len(loader) != 1)}"
     except TypeError:
-        batches = "unknown many"
+        batches = "an unknown number of batches"
     if order is None:
-        return f"{batches} batches"
-    return f"{describe_samples(loader)} in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
+        return batches
+    return f"{describe_samples(loader)} in {batches} of {order.batch_size}"
 
 
 @contextmanager

@@ -355,7 +355,7 @@ def test_a_correct_config_gives_no_warning(command: str):
 def test_data_with_a_fake_function_are_not_read():
     overrides = ("model=mlp", "algorithms=none", "callbacks=none", *NO_OPTIONS, f"data._target_={OWN}.read_large_data")
     findings = try_out(*overrides)
-    assert findings.data == "train 1 batches; made up, not read"
+    assert findings.data == "train 1 batch; made up, not read"
     with pytest.raises(WrongConfig, match="Target 10 is out of bounds"):
         try_out(*overrides, "+data.classes=11")
 
@@ -366,7 +366,7 @@ def test_only_one_batch_is_read_from_data_without_a_fake_function():
         *(*NO_OPTIONS, f"data._target_={OWN}.read_data", "+data.option=1"),
     )
     assert READ == ["batch"]
-    assert findings.data == f"train unknown many batches; one batch read: {OWN}.read_data has no `fake`"
+    assert findings.data == f"train an unknown number of batches; one batch read: {OWN}.read_data has no `fake`"
     assert findings.batch == "float32 (4, 64), int64 (4,)"
     assert findings.warnings == [f"data.option goes into the **options of {OWN}.read_data, which may ignore it"]
 
@@ -376,7 +376,7 @@ def test_an_eval_loader_that_ranks_cannot_divide_is_refused():
         *("model=mlp", "callbacks=none", "algorithms=none"),
         *(*NO_OPTIONS, f"data._target_={OWN}.read_for_one_rank"),
     )
-    assert try_out(*overrides).data.startswith("train 1 batches; eval 1 batches")
+    assert try_out(*overrides).data.startswith("train 1 batch; eval 1 batch")
     with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': nothing says how 2 ranks divide"):
         try_out(*overrides, "launch.nproc_per_node=2")
 

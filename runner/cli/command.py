@@ -208,8 +208,8 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
     if verb.least_words <= len(words) <= verb.most_words:
         return
     synopsis = " ".join(filter(None, ("runner", verb.name, verb.words)))
-    typed = " ".join(words) or "nothing"
-    text = f"{verb.name}: takes {verb.words or 'no words'}, not {typed}; write {synopsis}, such as {verb.example}"
+    fault = f"takes {verb.words or 'no words'}, not {' '.join(words)}" if words else f"needs {verb.words}"
+    text = f"{verb.name}: {fault}; write {synopsis}, such as {verb.example}"
     raise ValueError(Advice(text).with_facts(key=verb.first_word))
 
 

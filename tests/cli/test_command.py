@@ -108,7 +108,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_cannot_be_a_key(
     (tmp_path / "sweep" / "lr=0.1").mkdir(parents=True)
     assert typed("resume sweep/lr=0.1 seed=1") == ("resume", ("sweep/lr=0.1",), {}, ("seed=1",))
     assert typed("compare sweep/lr=0.1 sweep/lr=0.1")[1] == ("sweep/lr=0.1", "sweep/lr=0.1")
-    with pytest.raises(ValueError, match="resume: takes RUN, not nothing"):
+    with pytest.raises(ValueError, match="resume: needs RUN"):
         parse(["resume", "sweep/lr=0.2"])
     for path in ("/sweep/lr=0.2", "../lr=0.2", "outputs/lr=0.2", "s3://bucket/lr=0.2"):  # no key begins like these
         assert typed(f"resume {path} seed=1") == ("resume", (path,), {}, ("seed=1",))
@@ -119,11 +119,11 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_cannot_be_a_key(
 @pytest.mark.parametrize(
     ("line", "message", "key"),
     [
-        ("resume", "resume: takes RUN, not nothing; write runner resume RUN, such as runner resume latest ", "RUN"),
+        ("resume", "resume: needs RUN; write runner resume RUN, such as runner resume latest ", "RUN"),
         ("resume a b", "resume: takes RUN, not a b; write runner resume RUN, such as ", "RUN"),
         ("fork RUN", "fork: takes RUN BATCH, not RUN; write runner fork RUN BATCH, such as ", "RUN"),
         ("compare A", "compare: takes RUN RUN..., not A; write runner compare RUN RUN..., ", "RUN"),
-        ("init", "init: takes FOLDER, not nothing; write runner init FOLDER, such as ", "FOLDER"),
+        ("init", "init: needs FOLDER; write runner init FOLDER, such as ", "FOLDER"),
         ("list a b", "list: takes [GROUP], not a b; write runner list [GROUP], such as ", "GROUP"),
         ("fork RUN x", "BATCH='x': must be the number of a batch, such as ba1200", "BATCH"),
         ("fork RUN ba0", "BATCH='ba0': must be the number of a batch, such as ba1200", "BATCH"),

@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "mode=chek": ("mode=chek", "write runner check"),
     "eval": ("eval", "runner eval RUN"),
     "predict": ("predict", "trainer.load_path"),
-    "resume": ("resume: takes RUN", "runner resume latest"),
+    "resume": ("resume: needs RUN", "runner resume latest"),
     "fork latest": ("fork: takes RUN BATCH", "runner fork RUN BATCH"),
     "fork outputs ba3,ba4": ("BATCH='ba3,ba4'", "add -m"),
     "export outputs/one": ("export: takes RUN FILE", "runner export RUN model.pt"),

@@ -152,7 +152,7 @@ def test_latest_names_the_newest_run(run_here: Any):
         (["a", "missing"], "RUN='missing': no such folder"),
         (["a", "empty"], "RUN='empty': has no result.json, config.yaml or digests.jsonl"),
         (["a"], "compare: takes RUN RUN..., not a; write runner compare RUN RUN..., such as runner compare "),
-        ([], "compare: takes RUN RUN..., not nothing"),
+        ([], "compare: needs RUN RUN..."),
         (["a", "a", "optimizer.lrr=3"], "optimizer.lrr"),
     ],
     ids=str,

@@ -88,7 +88,7 @@ def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["init"], "init: takes FOLDER, not nothing; write runner init FOLDER, such as runner init my_project"),
+        (["init"], "init: needs FOLDER; write runner init FOLDER, such as runner init my_project"),
         (["init", "a", "b"], "init: takes FOLDER, not a b; write runner init FOLDER"),
         (["init", "a", "seed=1"], "init: takes FOLDER, not a seed=1; write runner init FOLDER"),
         (["init", "a", "--name", "b"], "--name: init has no such option; allowed: none"),

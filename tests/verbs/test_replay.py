@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, run_here: Any):
         (("run", "0"), "BATCH='0': must be the number of a batch"),
         (("run", "x"), "BATCH='x': must be the number of a batch"),
         (("none", "3"), "RUN='none': no such folder"),
-        ((), "replay: takes RUN [BATCH], not nothing; write runner replay RUN [BATCH], such as runner replay RUN 1234"),
+        ((), "replay: needs RUN [BATCH]; write runner replay RUN [BATCH], such as runner replay RUN 1234"),
         (("run", "3", "4"), "replay: takes RUN [BATCH], not run 3 4"),
         (("run", "3", "--to=x.pt"), "--to='x.pt': must end in .safetensors"),
         (("run", "3", "--picture", "x.jpg"), "--picture='x.jpg': must end in .png"),

@@ -63,7 +63,9 @@ class Change:
     @property
     def is_safe(self) -> bool:
         """Whether training continues in the same way despite this difference."""
-        last = self.key.rpartition(".")[2]
+        section, _, last = self.key.rpartition(".")
+        if not section and self.after is ABSENT:  # a whole part of the config is gone
+            return False
         return is_among(self.key, SAFE) or (self.target.startswith("runner.data.") and last in SAFE_DATA)
 
     def __str__(self) -> str:
@@ -86,7 +88,8 @@ def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> It
 
 def changes_of_resume(
     resume: str,
-    before: Mapping[str, Any] | None,
+    recorded: Mapping[str, Any] | None,
+    is_own: bool,
     after: Mapping[str, Any],
     typed: Sequence[str],
     allowed: Sequence[str],
@@ -95,26 +98,35 @@ def changes_of_resume(
 
     Args:
         resume: the run or checkpoint to resume.
-        before: the recorded config of the run; None: that of the checkpoint, if it has one.
+        recorded: the recorded config of the run, if there is one.
+        is_own: whether this user made the record, and nobody has changed it since. Otherwise the config in the
+            checkpoint says what the run was trained with.
         after: the config to continue with.
         typed: the overrides that were typed.
         allowed: the keys and sections that may change, see `check_changes`.
     """
-    from runner.checkpoints.files import find_checkpoint, read_config
-
-    try:
-        trained = read_config(find_checkpoint(resume))
-    except FileNotFoundError:
-        trained = None  # the run was interrupted before its first checkpoint
-    before = before or trained
+    trained = _config_of_checkpoint(resume)
+    before = recorded or trained if is_own else trained or recorded
     if before:
         yield from check_changes(resume, before, after, typed, allowed)
     for change in find_changes(trained, before) if trained else ():
         yield f"{change}, in the run's record since that checkpoint was saved"
 
 
-def changes_of_fork(at: str, resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _config_of_checkpoint(resume: str) -> dict[str, Any] | None:
+    from runner.checkpoints.files import find_checkpoint, read_config
+
+    try:
+        return read_config(find_checkpoint(resume))
+    except FileNotFoundError:
+        return None  # the run was interrupted before its first checkpoint
+
+
+def changes_of_fork(
+    at: str, resume: str, recorded: Mapping[str, Any], is_own: bool, after: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield a line for each difference of a fork from its parent; everything but the optimizer may change."""
+    before = recorded if is_own else _config_of_checkpoint(resume) or recorded
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
     yield f"fork at {at} of {show_path(Path(resume))}"

@@ -212,6 +212,8 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
             f"this run was made by runner {printable(record.verb)} ({ENVIRONMENT}) and trained nothing; "
             f"give the run that it used: {used}",
         )
+    if not record.is_own:
+        print_to_stderr(f"INFO: {CONFIG} or {OVERRIDES} of {typed} was changed, or written by someone else")
     plain = [override for override in recorded if _is_plain(override)]
     directory, has_all = config_dir_of(recorded, arguments, record.is_own)
     options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]

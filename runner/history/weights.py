@@ -10,6 +10,7 @@ from runner.cli.command_line import key_of
 from runner.cli.nearest import Advice
 from runner.config import build
 from runner.config.experiment import Experiment
+from runner.failures.errors import WrongKey
 from runner.history.saved_run import SavedRun
 from runner.records.folder import MANIFEST
 from runner.records.record import Record
@@ -41,6 +42,8 @@ def with_saved_weights(
             "with model=... alone, the model is used as it is before training"
         )
         raise ValueError(advice.with_facts(key="RUN"))
+    if run is not None and "trainer.load_path" in map(key_of, command.overrides):
+        raise WrongKey("trainer.load_path", "RUN gives the weights already; leave one of the two out", repr(load_path))
     key = "trainer.load_path" if run is None else "RUN"
     path = run or load_path
     if experiment.test == "best" and run is not None and command.verb == "eval":

@@ -68,7 +68,7 @@ def lead(command: Command) -> int:
                 print_to_stderr(f"WARNING: {sentence}")
         code = compose_and_run(command, saved)
     except Exception as error:
-        code = INTERRUPTED if was_interrupted() else report(error, command, saved)
+        code = INTERRUPTED if was_interrupted() else report(error, command)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as exit:
@@ -84,7 +84,7 @@ def lead(command: Command) -> int:
     return code
 
 
-def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
+def report(error: Exception, command: Command) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
         print_to_stderr(f"error: {error}")
@@ -100,8 +100,6 @@ def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
         traceback.print_exception(error.__cause__)
     print_to_stderr(f"error: {without_credentials(str(error))}")
     set_fields(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
-    if saved is not None and not saved.is_own:
-        print_to_stderr(f"the config.yaml or overrides.yaml of {saved.typed!r} was changed, or written by someone else")
     return command.row.code_if_refused
 
 

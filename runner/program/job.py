@@ -274,11 +274,12 @@ def find_differences(
 ) -> Iterable[object]:
     """Return the differences of a resumed, forked or rerun run's config from the recorded config."""
     if saved is not None and command.row.uses_run == "fork":
-        return changes_of_fork(command.words[1], resume or saved.typed, saved.config, config)
+        return changes_of_fork(command.words[1], resume or saved.typed, saved.config, saved.is_own, config)
     if saved is not None and command.row.uses_run in ("rerun", "retrain"):
         return find_changes(saved.config, config)
     if resume is not None and (allowed := command.options.get("allow_changes")) is not None:
-        return changes_of_resume(resume, saved.config if saved else None, config, overrides, allowed)
+        recorded, is_own = (saved.config, saved.is_own) if saved is not None else (None, True)
+        return changes_of_resume(resume, recorded, is_own, config, overrides, allowed)
     return ()
 
 

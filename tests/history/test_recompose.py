@@ -175,6 +175,7 @@ def test_the_config_dir_of_a_foreign_run_is_not_read(
     (run / "signature").write_text("of another user")
     done = run_here("rerun", str(run), "hydra.run.dir=again", code=0)
     assert done.err == (
+        f"INFO: config.yaml or overrides.yaml of {run} was changed, or written by someone else\n"
         "INFO: --config-dir=Ann's conf of the run is not read: the run was made by someone else, or "
         "on another machine; type the option if you trust that directory\n"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,28 @@ def test_a_run_of_a_command_that_lost_its_config_is_refused(tmp_path: Path, verb
     (tmp_path / "overrides.yaml").write_text("[]")
     with pytest.raises(ValueError, match=r"has overrides\.yaml, but no config\.yaml, so its experiment is unknown"):
         find_saved_run(Command.of(verb, str(tmp_path / name)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "change"),
+    [(r"lr: 0\.1\b", "lr: 0.5", "optimizer.lr: 0.1 -> 0.5"), (r"(?s)\nalgorithms:.*", "\n", "algorithms: {batch_")],
+    ids=["edited", "cut off"],
+)
+def test_a_record_that_was_changed_is_compared_with_the_checkpoint(
+    tmp_path: Path, run_here: Any, pattern: str, replacement: str, change: str
+):
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(re.sub(pattern, replacement, config.read_text()))
+    error = run_here("resume", "run", LONGER, code=2).err
+    assert "config.yaml or overrides.yaml of run was changed, or written by someone else" in error
+    assert f"the run was trained with a different config so far:\n  {change}" in error
+    forked = run_here("fork", "run", "ba3", LONGER, "hydra.run.dir=fork", code=0).err
+    assert f"INFO: {change}" in forked
+
+
+def test_weights_are_named_once(tmp_path: Path, run_here: Any):
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
+    for verb in ("eval", "predict"):
+        error = run_here(verb, "run", "trainer.load_path=run", code=2).err
+        assert "error: trainer.load_path='run': RUN gives the weights already; leave one of the two out\n" in error

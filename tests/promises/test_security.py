@@ -258,6 +258,7 @@ def test_links_and_pipes_in_an_untrusted_folder_are_refused(has_record: bool, tm
     (checkpoints / "latest").symlink_to("ep1")
     if not has_record:
         (folder / "config.yaml").unlink()
+        (folder / "overrides.yaml").unlink()
     find("resume", folder)
     for make in (
         lambda path: path.symlink_to(tmp_path / "secret"),

@@ -59,8 +59,8 @@ class EventTrace(Callback):
             microseconds per call. The first part holds the events of a training batch, with microseconds per step and
             the share of the step's time; the second holds those of epochs, evaluation, prediction, start and end. Every
             row has its share of the run, which is the time of fit, evaluation and prediction and of the handlers before
-            them. Both parts start with the costliest row and include 'everything else': model, optimizer, data and the
-            engine. Each kind of share adds up to 1.
+            them. Both parts start with the costliest row and include 'everything else' (model, optimizer, data and the
+            engine). Each kind of share adds up to 1.
     """
 
     def __init__(self, max_spans: int = 20_000, print_table: bool = False) -> None:

@@ -25,8 +25,8 @@ _TRAINS = (
     Option("allow-divergence", bool, False, "accepts a last loss or objective that is NaN or infinite: no exit code 3"),
 )  # fmt: skip
 _SWEEP = (
-    Option("afresh", bool, False, "with -m: trains a new sweep, even if the same one was trained before"),
-    Option("revive", list, (), "with -m: pruned jobs to continue: all, or their names"),
+    Option("afresh", bool, False, "trains a new sweep, even if the same one was trained before"),
+    Option("revive", list, (), "pruned jobs of the sweep to continue: all, or their names"),
 )
 _FOREIGN = (
     Option("better", ("auto", "lower", "higher"), "auto", "which values of the metric are better"),
@@ -85,8 +85,8 @@ _ROWS = (
         words="[CONDITION...]",
         options=(
             Option("sort", str, "", "a metric, key or field to sort by, with - in front for the largest first"),
-            Option("format", ("table", "csv"), "table", "how they are written"),
-            Option("limit", int, None, "the most runs to list; 0 is all (25 in a table, otherwise all)"),
+            Option("format", ("table", "csv"), "table", "format of the list"),
+            Option("limit", int, None, "most runs to list; 0: all (default: 25 in a table, otherwise all)"),
         ),
         composes=False,
     ),
@@ -274,7 +274,7 @@ _ROWS = (
             Option("rows", list, (), "keys or groups of the rows, such as model,optimizer.lr"),
             Option("columns", list, (), "keys or groups of the columns"),
             Option("metric", str, "", "a metric other than the objective"),
-            Option("format", ("markdown", "latex", "csv"), "markdown", "how it is written"),
+            Option("format", ("markdown", "latex", "csv"), "markdown", "format of the table"),
             *_FOREIGN,
         ),
         composes=False,
@@ -292,7 +292,7 @@ _ROWS = (
                 "parquet",
                 "the form of the file: parquet, csv, jsonl, or pt for torch.load",
             ),
-            Option("split", ("eval", "train", "test"), "eval", "which data"),
+            Option("split", ("eval", "train", "test"), "eval", "data to predict"),
             *_TRUST,
         ),
         uses_run="resume",

@@ -1,8 +1,8 @@
-"""`runner check`: everything that a run does except training on its data, in seconds. Nothing is written.
+"""`runner check`: does everything that a run does except train on its data, in seconds, and writes nothing.
 
 It checks the arguments of every class in the config, builds and measures the model, and sends one batch through all
 events. Most failures of training are errors here too; probable mistakes are warnings. The batch is made up if possible,
-otherwise read from the data. `runner check RUN` checks the resuming of a run.
+otherwise read from the data. `runner check RUN` checks whether a run can be resumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`runner completion bash`: the script that completes commands in a shell, bash, zsh or fish.
+"""`runner completion bash`: prints the script that completes commands in bash, zsh or fish.
 
     runner completion bash >> ~/.bashrc
     runner completion zsh >> ~/.zshrc

@@ -1,4 +1,4 @@
-"""`runner explain`: what runs at which event, in which order and why. It trains nothing and reads no data.
+"""`runner explain`: lists what runs at which event, in which order and why. Trains nothing and reads no data.
 
 With `--json` the result has these stable keys:
 

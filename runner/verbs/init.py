@@ -1,4 +1,4 @@
-"""`runner init my_project`: a new project with a model, data, a callback, an experiment and a test."""
+"""`runner init my_project`: creates a project with a model, data, a callback, an experiment and a test."""
 
 from __future__ import annotations
 

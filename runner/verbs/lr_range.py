@@ -1,4 +1,4 @@
-"""`runner lr-range`: trains briefly while the learning rate grows, and suggests a rate from the fall of the loss.
+"""`runner lr-range`: trains briefly at a growing learning rate, and suggests the rate at which the loss falls fastest.
 
 The rate grows by the same factor after each batch, from `--start` to `--end`, instead of following the schedule. All
 parameter groups keep their ratios to `optimizer.lr`. Only the picture is kept. Use the rate as a starting point, or for

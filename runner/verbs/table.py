@@ -1,4 +1,4 @@
-"""`runner table`: writes means over seeds as a table for a paper, in which only a verdict makes a number bold.
+"""`runner table`: writes means over seeds as a table for a paper; only significantly better ones are bold.
 
 It shows the mean of a metric, its 95 % interval and the number of runs. The words name the runs as in `runner
 verdict`: folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config

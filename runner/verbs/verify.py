@@ -1,4 +1,4 @@
-"""`runner verify RUN`: trains batches of a run again with the current code, and compares digests with those it kept.
+"""`runner verify RUN`: trains batches of a run again with the current code, and compares digests with those recorded.
 
 This makes a run a regression test: a failure names the first batch and part that differ, and lists everything that has
 changed since: versions, hardware, commit and uncommitted code. Its exit code suits `git bisect run`.

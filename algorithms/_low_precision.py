@@ -21,7 +21,7 @@ N = TypeVar("N", nn.LayerNorm, nn.GroupNorm)
 def in_low_precision(function: Callable[..., Tensor], inputs: Tensor, *tensors: Tensor | None) -> Tensor:
     """Return `function(inputs, *tensors)` with all tensors in autocast's dtype, or unchanged if autocast is off.
 
-    Sums inside a norm keep 32 bits, because torch's kernels accumulate in 32 bits.
+    Sums inside a norm stay in float32, because torch's kernels accumulate in it.
     """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):

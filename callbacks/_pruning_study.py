@@ -1,4 +1,4 @@
-"""Keeps the results of a sweep's jobs in an Optuna study, in a journal that the jobs share. Rank 0."""
+"""Keeps the results of a sweep's jobs in an Optuna study, in a journal that the jobs share. For rank 0 only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRUNERS = {
     "hyperband": optuna.pruners.HyperbandPruner,
     "wilcoxon": optuna.pruners.WilcoxonPruner,
 }
-# The smallest resource is one evaluation. Optuna's default is a hundredth of the first job's, known at its end.
+# One evaluation. Optuna's default, a hundredth of the first job's evaluations, is unknown until that job ends.
 DEFAULTS: dict[str, dict[str, Any]] = {"successive_halving": {"min_resource": 1}}
 
 
@@ -44,7 +44,7 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePru
 class PruningStudy:
     """A job's view of its sweep's study, which has a trial for each job. A resumed job keeps its trial.
 
-    `setting` is everything that distinguishes the job from others, except for the seed.
+    `setting` is everything that distinguishes the job from others, except the seed.
 
     Raises:
         OSError: the journal cannot be read or written.
@@ -136,7 +136,7 @@ class _Journal(JournalFileBackend):
         self._path = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append lines, after removing a half-written line of a killed process.
+        """Append lines, after removing a half-written line left by a killed process.
 
         Unlike in Optuna's journal, lines are not synced, which would wait for the disk some twenty times per job. After
         a power cut, a job may therefore begin a new trial.

@@ -21,7 +21,7 @@ class OOMObserver(Callback):
 
     From FIT_START on, torch records each allocation and free with its Python stack, and calls this callback when an
     allocation fails, before anything is freed. The snapshot is `oom_observer/rank{rank}-ba{batch}.pickle` in the run's
-    folder, where `batch` is the number of batches trained before; rank 0's is logged as an artifact in the folder
+    folder, where `batch` is the number of batches trained by then; rank 0's is logged as an artifact in the folder
     'oom_observer'. If training continues with halved microbatches, a later failure at the same batch replaces the file.
     If the model is not on CUDA, this warns and does nothing.
 

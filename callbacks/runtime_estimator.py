@@ -1,4 +1,4 @@
-"""Estimates how long a run will still take."""
+"""Estimates a run's remaining time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RuntimeEstimator(Callback):
-    """Logs an estimate of the remaining time, for the rest of training and the evaluations still to come.
+    """Logs an estimate of the time left for training and evaluations.
 
     The estimate is logged at most every 50 ms. It assumes that training continues at the mean rate so far, including
     the time spent waiting for data and writing checkpoints, and that each evaluator takes its mean time so far;
@@ -25,7 +25,7 @@ class RuntimeEstimator(Callback):
     measures the time.
 
     Args:
-        skip_batches: number of warm-up batches at the start of each fit that are not measured, at least 0.
+        skip_batches: number of warm-up batches to leave out at the start of each fit, at least 0.
         time_unit: 'seconds', 'minutes', 'hours' or 'days'.
 
     Raises:
@@ -109,7 +109,7 @@ class RuntimeEstimator(Callback):
 
 
 def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
-    """Return how often an evaluator will still run after this BATCH_END, in a run of `batches` batches."""
+    """Return how many more times an evaluator will run after this BATCH_END, in a run of `batches` batches."""
     interval = evaluator.eval_interval
     if not isinstance(interval, Interval) or not interval.time.value:
         return 0

@@ -1,7 +1,7 @@
 """A model in MLflow: rows of texts or images in, classes or generated texts out. MLflow runs a copy of this file.
 
 It needs torch, and transformers for texts or Pillow for images, but not the runner. Nothing is unpickled: weights are
-safetensors or a program of torch.export, all else is JSON.
+safetensors or a torch.export program, and all else is JSON.
 """
 
 import base64
@@ -25,7 +25,7 @@ ROWS = 32  # rows that run through the model together
 
 
 class ServedModel(PythonModel):
-    """Predicts a `label` with its `score` and all `probabilities`, a `value` (regression), or a text `generated`."""
+    """Predicts a `label` with its `score` and all `probabilities`, a `value` (regression), or `generated` text."""
 
     def load_context(self, context: Any) -> None:
         """Load the model on the CPU."""
@@ -38,7 +38,7 @@ class ServedModel(PythonModel):
         """Return a table with a row for each row of a table of texts or images.
 
         Raises:
-            ValueError: the table has no rows, lacks a column, or a value is not a text or an image.
+            ValueError: the table has no rows or lacks a column, or a value is not a text or an image.
         """
         import torch
 
@@ -117,7 +117,7 @@ class _Images:
         return _describe(self.network(batch.to(self.dtype)).float(), self.classes)
 
     def _read(self, value: Any, row: int) -> Any:
-        """Return an image, uint8 `(3, H, W)`. A text is never a path: a request may not read files of the server."""
+        """Return an image, uint8 `(3, H, W)`. A string is never a path, so requests cannot read the server's files."""
         try:
             if isinstance(value, str):
                 value = base64.decodebytes(value.encode())

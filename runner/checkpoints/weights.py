@@ -24,11 +24,11 @@ WRAPPER_PREFIX = "module."
 """Prefix of the names of a plain network's weights in a model that holds it, such as `ClassificationModel`."""
 
 OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first bytes of a file that torch wrote before 1.6: a pickled number."""
+"""The first bytes of a file written by torch before 1.6: a pickled number."""
 
 
 def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collection[str] = ()) -> dict[str, list[str]]:
-    """Return the names of weights that do not fit a model, by kind of difference, without `ignored` ones.
+    """Return the names of weights that do not fit a model, by kind of difference, except the `ignored` ones.
 
     Shapes of extra state (`get_extra_state`) and of observers are not fixed, and so are not compared.
     """
@@ -52,8 +52,8 @@ def read_weights(path: str | Path, model: nn.Module) -> dict[str, Any]:
     Args:
         path: the folder of a checkpoint that `find_checkpoint` returned, or a file of weights: `.pt`, `.pth` or
             `.safetensors`.
-        model: the model. If it holds a plain network, like `ClassificationModel`, a file may have the network's
-            weights.
+        model: the model. If it wraps a plain network, as `ClassificationModel` does, a file may use the network's
+            own names.
 
     Raises:
         ValueError: the weights cannot be read.
@@ -111,7 +111,7 @@ def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights, whole on each rank, into a model by name; shards take their part, and other weights stay."""
+    """Load weights, whole on each rank, into a model by name; shards take their part, and weights not given stay."""
     own = model.state_dict()
     forget_base(model, weights)
     fitting = {
@@ -126,7 +126,7 @@ def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
 
 def _with_fixed_shapes(model: nn.Module, own: Mapping[str, Any]) -> list[str]:
-    """Return the names of a model's state whose values cannot be loaded with another shape."""
+    """Return the names in a model's state that cannot be loaded with another shape."""
     observers = names_of_observers(model)
     return [
         key

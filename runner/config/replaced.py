@@ -1,7 +1,7 @@
 """Removes the keys that a recipe sets for a choice when the user types another choice.
 
-`experiment=digits_plain optimizer=adamw` would leave `optimizer.momentum`, which AdamW does not take, and an
-`optimizer.lr` that was meant for SGD. A key that is typed stays, and is refused if nothing takes it.
+Otherwise `experiment=digits_plain optimizer=adamw` would leave `optimizer.momentum`, which AdamW does not take, and an
+`optimizer.lr` that was meant for SGD. A key that is typed stays, and is an error if nothing takes it.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def without_replaced(
         return config, []
     with initialized(CONF):
         alone = compose("config", [*(f"{group}={typed[group]}" for group in replaced), *search_path(options)])
-    usual = OmegaConf.to_container(OmegaConf.masked_copy(alone, replaced))
+    defaults = OmegaConf.to_container(OmegaConf.masked_copy(alone, replaced))
     for leaf in dropped:
-        _put_back(plain, usual, leaf)
+        _put_back(plain, defaults, leaf)
     return DictConfig(plain), sorted(".".join(leaf) for leaf in dropped)
 
 
 def about_dropped(keys: Sequence[str]) -> str:
     """Return a message about keys that `without_replaced` removed."""
-    return f"INFO: these keys of the recipe go with the choices that are replaced: {', '.join(keys)}"
+    return f"INFO: dropped the recipe's values for replaced choices: {', '.join(keys)}"
 
 
 def _leaves(content: Any, sections: Collection[str]) -> Iterator[Path]:
@@ -94,16 +94,16 @@ def _value(node: Any, path: Path) -> Any:
     return node
 
 
-def _put_back(plain: dict[str, Any], usual: Any, leaf: Path) -> None:
+def _put_back(plain: dict[str, Any], defaults: Any, leaf: Path) -> None:
     """Restore the value that a key has without a recipe, or remove the key and sections that it leaves empty."""
     *above, key = leaf
     sections = [_value(plain, leaf[:depth]) for depth in range(len(leaf))]
     if not isinstance(sections[-1], dict):
         return
-    if key in (_value(usual, tuple(above)) or {}):
-        sections[-1][key] = _value(usual, leaf)
+    if key in (_value(defaults, tuple(above)) or {}):
+        sections[-1][key] = _value(defaults, leaf)
         return
     sections[-1].pop(key, None)
     for depth in range(len(leaf) - 1, 1, -1):
-        if not sections[depth] and _value(usual, leaf[:depth]) is None:
+        if not sections[depth] and _value(defaults, leaf[:depth]) is None:
             sections[depth - 1].pop(leaf[depth - 1], None)

@@ -36,7 +36,7 @@ def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
 
 
 def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Return algorithms in the order in which they run, without a check for conflicts."""
+    """Return algorithms in the order in which they run, without checking for conflicts."""
     names = [type(algorithm).__name__ for algorithm in algorithms]
     before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
     for index, algorithm in enumerate(algorithms):
@@ -65,8 +65,8 @@ def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     """Set the `config_key` of each hook without one to its class name in snake case, with a number if that is taken."""
     taken = {hook.config_key: 1 for hook in hooks if hook.config_key}  # the last number tried with each key
     if len({id(hook) for hook in hooks}) < len(hooks) or len(taken) < sum(bool(hook.config_key) for hook in hooks):
-        name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
-        raise wrong_argument(name, hooks, "the same object or config_key twice; each needs its own")
+        argument = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
+        raise wrong_argument(argument, hooks, "has the same object or config_key twice; each needs its own")
     for hook in hooks:
         if not hook.config_key:
             hook.config_key = stem = snake_case(type(hook).__name__)

@@ -63,7 +63,7 @@ class Folds:
             _restrict(loader, pool, mask.nonzero().squeeze(1))
 
     def assign(self, samples: int, labels: Tensor | None = None) -> Tensor:
-        """Return the fold of each sample, int64 `(samples,)`; labels `(samples,)` spread each class evenly."""
+        """Return the fold of each sample, int64 `(samples,)`; with labels `(samples,)`, each class is spread evenly."""
         generator = torch.Generator().manual_seed(stream_seed(self.seed, "folds"))
         order = torch.randperm(samples, generator=generator)
         if labels is not None:
@@ -120,7 +120,7 @@ def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
         else:
             labels = torch.as_tensor(getattr(loader.dataset, "targets", ()))  # type: ignore[attr-defined]
         if labels.is_floating_point() or labels.shape != (loader.order.num_samples,):
-            reason = "the class of a sample is unknown: the data has no last tensor or `targets` of whole numbers"
+            reason = "the data needs classes as whole numbers, in its last tensor or in `targets`"
             raise TypeError(f"stratified=True: {reason}")
         parts.append(labels)
     return torch.cat(parts)

@@ -45,7 +45,7 @@ class SeededBatches(Dataset[Any]):
         epoch, batch, indices, transforms = key
         has_read_batch = hasattr(self.dataset, "read_batch")  # it draws no random numbers
         generators = None if has_read_batch else self._find_generators()
-        # In a worker, no other code draws random numbers.
+        # Only saved outside workers: in a worker, no other code draws random numbers.
         states = None if generators is None or get_worker_info() is not None else (*_get_states(), generators.states())
         try:
             content = self.dataset.read_batch(indices) if generators is None else self._read(epoch, indices, generators)

@@ -19,7 +19,7 @@ STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
 """Names of signals, by the exit code of a child that the signal stopped, usually by agreement of all ranks."""
 
 CLOSING = 60.0  # seconds that rank 0 has to close what the job opened, once it knows of a failure
-AGREED = 0.5  # seconds until this process, too, must know that the ranks agreed to end
+AGREED = 0.5  # seconds to wait for this process to learn that the ranks agreed to end
 POLL = 0.25  # seconds between checks of the children
 
 

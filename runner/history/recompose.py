@@ -37,7 +37,7 @@ def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig
 
 
 def compose_accepted(overrides: Sequence[str], options: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Compose `conf/` with the overrides that it still accepts, and return both; keys of the others may be gone."""
+    """Compose `conf/` with the overrides that it still accepts, and return both; others may set keys that are gone."""
     with suppress(HydraException, OmegaConfBaseException):
         return compose_conf(overrides, options), list(overrides)
     accepted: list[str] = []
@@ -49,7 +49,7 @@ def compose_accepted(overrides: Sequence[str], options: Sequence[str]) -> tuple[
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed config as plain values; values that depend on Hydra's job are the recorded ones."""
+    """Return a composed config as plain values; values that depend on Hydra's job come from the recorded `config`."""
     plain = _as_recorded(OmegaConf.to_container(composed), config)
     values: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
     return values
@@ -90,7 +90,7 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
 
 
 def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Return a line about what has changed in `conf/` since a run was recorded; an empty list if nothing has."""
+    """List, in one line, what has changed in `conf/` since a run was recorded; return an empty list if nothing has."""
     changes = list(find_changes(unmeasured(config), unmeasured(now)))
     if not changes:
         return []

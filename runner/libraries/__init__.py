@@ -1,1 +1,1 @@
-"""Code for other libraries: imports that need care, shortcuts around slow calls, and the names of hooks."""
+"""Adapters to other libraries: imports that need care, shortcuts around slow calls, and the names of their hooks."""

@@ -10,7 +10,7 @@ from pathlib import Path
 def require(user: str, extra: str | None, *packages: str) -> None:
     """Check that packages are installed.
 
-    `user` begins the message; `extra` installs the packages, or is None if the project itself depends on them.
+    `user` is the subject of the message; `extra` installs the packages, or is None if the project itself needs them.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

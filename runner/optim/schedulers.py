@@ -1,9 +1,9 @@
 """Learning-rate schedules: pure functions from time to a multiplier of the base rate.
 
 Every schedule takes `t_warmup`: while t < t_warmup, the multiplier is t / t_warmup times the schedule's value at t = 0
-(`alpha` of `constant`, `alpha_i` of `linear`, 1 of all others). In the formulas t is the time since the start of
-training and x = (t - t_warmup) / (t_max - t_warmup), held at 1 from t_max on. Epochs count in fractions if the number
-of batches in the current epoch is known, else in whole epochs.
+(`alpha` for `constant`, `alpha_i` for `linear`, 1 for all others). In the formulas t is the time since the start of
+training and x = (t - t_warmup) / (t_max - t_warmup), held at 1 from t_max on. A time in epochs includes the fraction of
+the current epoch if the number of its batches is known.
 """
 
 from __future__ import annotations
@@ -63,9 +63,12 @@ def warn_of_lengths(
     before: tuple[Time | None, int | None],
     batches_per_epoch: int | None,
 ) -> bool:
-    """Warn of a schedule that an unknown or changed number of batches in an epoch makes inexact; return whether it did.
+    """Warn of a schedule that an unknown or changed number of batches in an epoch makes inexact.
 
     `before` is the previous duration of the run and number of batches, with None for what was unknown.
+
+    Returns:
+        Whether it warned of a changed number.
 
     Raises:
         ValueError: the rate would be 0 for a whole epoch.
@@ -78,16 +81,16 @@ def warn_of_lengths(
 def _warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bool:
     """Warn of the first schedule that converts between epochs and batches; return whether one does.
 
-    Call it when the number of batches in an epoch has changed. Times in epochs, and fractions of a run in epochs, stay
-    exact, because a position in an epoch is a fraction of that epoch.
+    Call it when the number of batches in an epoch has changed. Times in epochs stay exact, as do fractions of a
+    max_duration in epochs, because a position in an epoch is a fraction of that epoch.
     """
     for schedule in schedules:
         try:
             schedule.bind(max_duration, None)
         except ValueError:
             log.warning(
-                "%s: epochs differ in their number of batches, so its times in epochs and in batches are converted by "
-                "that of the epoch in progress; give them and max_duration in one unit",
+                "%s: the number of batches varies between epochs, and its times are converted with that of the current "
+                "epoch; give them and max_duration in one unit",
                 schedule,
             )
             return True
@@ -95,7 +98,7 @@ def _warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> b
 
 
 def _warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> None:
-    """Warn of the first smooth schedule that only changes between epochs, as their numbers of batches are unknown.
+    """Warn of the first smooth schedule that only changes between epochs, because their number of batches is unknown.
 
     Raises:
         ValueError: with its warm-up, the rate would be 0 for a whole epoch.
@@ -115,7 +118,7 @@ def _warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> 
 
 @dataclass(frozen=True)
 class Curve(Schedule):
-    """A schedule that rises linearly to its curve in a warm-up.
+    """A schedule with a linear warm-up before its curve.
 
     Curves with equal arguments are equal, and curves can be pickled.
 
@@ -126,7 +129,7 @@ class Curve(Schedule):
 
     t_warmup: str | Time = field(default="0ba", kw_only=True)
 
-    _ratio: Fraction = field(default=Fraction(1), init=False, repr=False)  # factor of lengths, except those in dur
+    _ratio: Fraction = field(default=Fraction(1), init=False, repr=False)  # factor for lengths, except those in dur
     _warmup_ratio: Fraction = field(default=Fraction(1), init=False, repr=False)
 
     # The fields that are lengths of time above 0; the first one sets the unit of the schedule's axis.
@@ -169,7 +172,7 @@ class Curve(Schedule):
         curve = self._curve(scaled, exact_warmup)
         initial = curve(0)
         warmup_position = position
-        if warmup.value and unit_of_warmup is not unit:  # keeps its length if epochs differ in length
+        if warmup.value and unit_of_warmup is not unit:  # so the warm-up keeps its length if epochs vary
             own_length, warmup_position = time_axis(unit_of_warmup, max_duration, batches_per_epoch)
             exact_warmup = scaled(warmup, self._warmup_ratio, own_length)
         end = float(exact_warmup)
@@ -187,7 +190,7 @@ class Curve(Schedule):
         Lengths in `dur` are not multiplied, because they follow max_duration.
 
         Raises:
-            ValueError: `ratio` is not above 0, or infinite.
+            ValueError: `ratio` is not a finite number above 0.
         """
         scaled = replace(self)
         object.__setattr__(scaled, "_ratio", self._ratio * exact_ratio(ratio))
@@ -207,7 +210,7 @@ class FunctionSchedule(Schedule):
     function: Callable[[Timestamp], float]
 
     def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
-        """Return the function, with a check of its values."""
+        """Return the function, wrapped to check its values."""
 
         def multiplier(timestamp: Timestamp) -> float:
             value = self.function(timestamp)
@@ -233,7 +236,7 @@ class constant(Curve):
 
 @dataclass(frozen=True)
 class step(Curve):
-    """gamma ^ floor(t / step_size), where steps count from the start of training, warm-up included."""
+    """gamma ^ floor(t / step_size), where t includes the warm-up."""
 
     step_size: str | Time
     gamma: float = 0.1
@@ -247,7 +250,7 @@ class step(Curve):
 
 @dataclass(frozen=True)
 class multi_step(Curve):
-    """gamma ^ (number of milestones at or before t); milestones count from the start of training, warm-up included."""
+    """gamma ^ (number of milestones at or before t), where t includes the warm-up."""
 
     milestones: Sequence[str | Time]
     gamma: float = 0.1
@@ -311,7 +314,7 @@ class _Ending(Curve):
 
     @abstractmethod
     def _value(self, x: float) -> float:
-        """Return the multiplier at the fraction x of the time between `_start` and `t_max`."""
+        """Return the multiplier after a fraction x of the time from `_start` to `t_max`."""
 
     def _start(self, length: Length, warmup: Fraction) -> Fraction:
         """Return the time at which the curve starts to change."""

@@ -1,4 +1,4 @@
-"""Training time: lengths (`Time`), positions (`Timestamp`), recurrences (`Interval`) and progress (`Progress`)."""
+"""Training time: lengths (`Time`), positions (`Timestamp`), intervals (`Interval`) and progress (`Progress`)."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ _FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}
 
 
 class Timestamp(NamedTuple):
-    """A position in training: counts over all ranks, and this rank's wall-clock seconds without evaluation.
+    """A position in training: counts over all ranks, and this rank's wall-clock seconds excluding evaluation.
 
     Timestamps are immutable; the `to_next_*` methods return the next one. A comparison with a `Time` or a time string
     uses the count in its unit (`timestamp >= "10ba"`, `timestamp == "10ba"`). Two timestamps are equal if all their
@@ -213,7 +213,7 @@ class Timestamp(NamedTuple):
         """Return the position at the start of the next iteration."""
         return self._replace(iteration=self.iteration + 1, epoch_in_iteration=0)
 
-    # Hides tuple.count, which is no use for a position.
+    # Hides tuple.count, which is useless for a position.
     def count(self, unit: TimeUnit | str) -> int | float:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the count of a unit since the start of training, as a plain number.
 
@@ -300,7 +300,7 @@ def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches
 
 @dataclass(frozen=True, init=False)
 class Interval:
-    """A recurrence such as `'2ep'` or `'0.25dur'`, due each time that training reaches a multiple of it.
+    """An interval such as `'2ep'` or `'0.25dur'`, due each time training reaches a multiple of it.
 
     An int is a number of epochs; 0 means never. In a run measured in epochs, a fraction may be due inside an epoch if
     the number of batches per epoch is known; otherwise it is due at the end of the epoch. A multiple at the end of an
@@ -338,7 +338,7 @@ class Interval:
         if not self.time.value:
             return False
         bound = self._bound
-        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # computed only once
+        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # only after a change
             bound = max_duration, batches_per_epoch, self._counter(max_duration, batches_per_epoch)
             object.__setattr__(self, "_bound", bound)
         multiples = bound[2]
@@ -363,7 +363,7 @@ class Interval:
 
 
 class Progress(NamedTuple):
-    """The position in training and its total length; `batches_per_epoch` is None if the loader has no length."""
+    """The position in training and the run's length; `batches_per_epoch` is None if the loader has no length."""
 
     timestamp: Timestamp
     max_duration: Time
@@ -372,7 +372,7 @@ class Progress(NamedTuple):
     def elapsed_in(self, unit: TimeUnit | str) -> float:
         """Return the count of a unit so far; for `dur`, the fraction of max_duration that has passed.
 
-        Epochs are counted with fractions if the batches per epoch are known. The result comes from a single division
+        Epochs include fractions if the number of batches per epoch is known. The result comes from a single division
         of whole numbers, so 3 of 10 batches give exactly the float 0.3.
         """
         total = self.max_duration.value if unit == TimeUnit.DURATION else 1

@@ -110,7 +110,7 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
     """Update metrics with a batch.
 
-    Without `counts`, the batch stands in for an empty share: metrics see its shapes, but do not count it.
+    Without `counts`, the batch is padding on a rank without samples: metrics see its shapes, but do not count it.
     """
     for metric in metrics.values():
         if counts:

@@ -65,7 +65,7 @@ class ReplayedBatch(Callback):
         self.acts: list[Act] = []
         self.indices: list[int | None] = []
         self.losses: list[float] = []
-        self.no_losses = ""  # why there are no losses, if so
+        self.no_losses = ""  # why there are no losses; empty if there are
         self.gradients: dict[str, float] = {}
         self.activations: dict[str, float] = {}
         self.rates: list[float] = []
@@ -214,7 +214,7 @@ def _shape(value: Any) -> str:
 
 
 def _indices(state: State) -> list[int | None]:
-    """Return the indices of this rank's samples in the batch; empty if the loader does not know them."""
+    """Return the data set indices of this rank's share of the batch; empty if the loader does not know them."""
     order: Any = getattr(state.train_dataloader, "order", None)
     now = state.timestamp
     return order.indices(now.epoch, now.batch_in_epoch).tolist() if hasattr(order, "indices") else []
@@ -231,13 +231,13 @@ def _one_by_one(state: State, batch: Any) -> list[Any]:
 
 @torch.no_grad()
 def _losses(state: State) -> list[float]:
-    """Return the loss of each sample of the microbatch, as the loss will see it."""
+    """Return the loss of each sample of the microbatch, from what the loss function is about to see."""
     model = state.unwrapped_model
 
     def measure() -> list[float]:
         try:
             return sample_losses(model, state.outputs, state.microbatch).tolist()
-        except Exception:  # vmap allows no loss that reads values, and no batch of lists
+        except Exception:  # vmap supports neither a loss that reads values nor a batch of lists
             losses = []
             for row, sample in enumerate(_one_by_one(state, state.microbatch)):
                 output = map_tensors(state.outputs, lambda tensor, row=row: tensor[row : row + 1])

@@ -334,7 +334,7 @@ class AtBatchEnd(composer.Callback):
         (lambda state, logger: logger.log_traces({}), "logger.log_traces has no counterpart here: log a table"),
         (lambda state, logger: composer.dist.all_gather_object([]), "would unpickle .*gather or broadcast tensors"),
         (lambda state, logger: state.timestamp.batch < "1ep", "are in different units"),
-        (lambda state, logger: state.timestamp.token_in_iteration, "timestamp.token at ITERATION_START"),
+        (lambda state, logger: state.timestamp.token_in_iteration, "subtract token at ITERATION_START"),
         (lambda state, logger: state.schedulers[0].step(), "scheduler.step has no .*: the loop steps schedules"),
         (lambda state, logger: logger.log_epoch({}), "logger.log_epoch has no .*: call logger.log_metrics"),
         (lambda state, logger: composer.dist.initialize_dist("cpu"), "dist.initialize_dist .*: set launch.nproc_per_"),

@@ -55,7 +55,7 @@ def test_a_choice_that_replaces_one_of_a_recipe_keeps_its_defaults():
 
 def test_a_run_with_dropped_keys_says_so_in_one_line_and_can_be_rerun(folder: Path, run_here: Any):
     typed = (*SHORT, "experiment=digits_plain", "callbacks=none", "algorithms=none", "optimizer=adamw")
-    notice = "INFO: these keys of the recipe go with the choices that are replaced: "
+    notice = "INFO: dropped the recipe's values for replaced choices: "
     done = run_here(*typed, code=0)
     assert done.err.count(notice) == 1 and "algorithms.batch_augment.pad, " in done.err
     (run,) = run_folders(folder)
@@ -70,7 +70,7 @@ def test_a_run_with_dropped_keys_says_so_in_one_line_and_can_be_rerun(folder: Pa
 def test_a_sweep_over_optimizers_drops_keys_only_for_replaced_choices(folder: Path, run_here: Any):
     typed = (*SHORT, "experiment=digits_plain", "callbacks=none", "optimizer=sgd,adamw")
     done = run_here("-m", *typed, code=0)
-    assert done.err.count("INFO: these keys of the recipe") == 1
+    assert done.err.count("INFO: dropped the recipe's values") == 1
     rates = {
         path.parent.name: yaml.safe_load(path.read_text())["optimizer"]["lr"]
         for path in folder.glob("outputs/sweeps/*/*/*/config.yaml")

@@ -125,5 +125,5 @@ def test_data_that_cannot_be_divided_is_refused():
         Folds(0, 24).apply(train, evaluation)
     with pytest.raises(ValueError, match="one shape"):
         Folds(0).apply(*pair((4, 2), (4, 3)))
-    with pytest.raises(TypeError, match="stratified=True: the class of a sample is unknown"):
+    with pytest.raises(TypeError, match="stratified=True: the data needs classes as whole numbers"):
         Folds(0, 2, stratified=True).apply(*pair((4, 2), (4, 2)))

@@ -17,7 +17,7 @@ SWITCHED_OFF: dict[str, Any] = {
     "dataset_resumption": {},
     "fsdp_modules": {},
 }
-"""Attributes of features that do not exist here, with the values that they have in Composer while not in use."""
+"""Attributes of features that do not exist here, with the values that they have in Composer when switched off."""
 
 _TIME = "read state.timestamp"
 _SAVE = "call runner.compat.composer.save_checkpoint(state, path) on all ranks"
@@ -63,7 +63,7 @@ WRITTEN: dict[str, str] = {
     "schedulers": "give the Trainer schedules, or change param_group['lr'] at AFTER_TRAIN_BATCH",
     "precision": "give trainer.precision",
     "scaler": "it follows trainer.precision",
-    "timestamp": "time is stepped by the loop; trainer.fit(reset_time=True) starts it again",
+    "timestamp": "the training loop advances it; trainer.fit(reset_time=True) starts at 0 again",
     "run_name": "give run_name in the config or the Trainer",
     "grad_accum": "give trainer.microbatch_size a size, and set state.device_train_microbatch_size",
 }
@@ -72,9 +72,9 @@ WRITTEN: dict[str, str] = {
 TIMESTAMP: dict[str, str] = {
     "copy": "a timestamp never changes: keep it, or call to_next_batch and the like",
     "get_state": "call state_dict()",
-    "iteration_wct": "take the difference to timestamp.total_wct at ITERATION_START",
+    "iteration_wct": "subtract total_wct at ITERATION_START from the current total_wct",
     "load_state_dict": "call Timestamp.from_state_dict(state)",
-    "token_in_iteration": "take the difference to timestamp.token at ITERATION_START",
+    "token_in_iteration": "subtract token at ITERATION_START from the current token",
 }
 """Attributes of a timestamp that cannot be read, each with a replacement."""
 

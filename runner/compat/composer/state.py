@@ -160,7 +160,7 @@ class State:
         elif self.unwrapped.microbatch_size is not None:
             self.unwrapped.microbatch_size = int(value)
         else:
-            remedy = "give trainer.microbatch_size a size, or auto; it can be changed from then on"
+            remedy = "give trainer.microbatch_size a size, or auto; then it can be changed"
             raise AttributeError(f"state.device_train_microbatch_size cannot be set here: {remedy}")
 
     @property

@@ -19,18 +19,18 @@ from runner.failures.errors import wrong_argument
 
 MARKED = numpy.dtype(numpy.int32)
 END = -(1 << 31)
-"""Follows each conversation in its marked tokens, in which ~token stands for a token that is not trained."""
+"""Marks the end of a conversation. In marked tokens, ~token stands for a token that is not trained on."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ROWS = 1000  # rows to read at a time
-SHOWN = 160  # characters of a part of a conversation to show, at its start and at its end
+SHOWN = 160  # characters to show at the start and the end of a part of a conversation
 
 
 class ChatTokenizer(HFTokenizer):
-    """Makes tokens of conversations with the chat template of a tokenizer, and marks those of the answers.
+    """Tokenizes conversations with a tokenizer's chat template, and marks the tokens of the answers.
 
-    Answers are what the template puts between `{% generation %}` and `{% endgeneration %}`. Without these, the answer
-    to some messages is what follows their tokens and the template's generation prompt. An end-of-text token right after
-    an answer belongs to it, and the last answer always ends with one; what the template adds after that is left out.
+    Answers are what the template puts between `{% generation %}` and `{% endgeneration %}`. Without these, an answer is
+    what follows the messages before it and the template's generation prompt. An end-of-text token right after an answer
+    belongs to it, and the last answer always ends with one; what the template adds after that is left out.
 
     Args:
         name: a folder, or a name on the Hub.
@@ -44,13 +44,13 @@ class ChatTokenizer(HFTokenizer):
         refuse_if(not name, "tokenizer", name, "give a folder, or a name on the Hub: that of the model")
         super().__init__(str(name), added_tokens)
         if self.end is None:
-            reason = "has no end-of-text token, with which answers end; choose another tokenizer"
+            reason = "has no end-of-text token to end answers with; choose another tokenizer"
             raise wrong_argument("tokenizer", name, reason)
         self._end: int = self.end
         try:
             self._template = self._tokenizer.get_chat_template()
         except ValueError as error:
-            reason = "has no chat template, which messages need; take that of a model trained to chat, or give "
+            reason = "has no chat template, which messages need; take the tokenizer of a chat model, or give "
             refuse_if(needs_template, "tokenizer", name, f"{reason}columns of texts, prompt and response", type(error))
             self._template = None
         self._marks_answers = self._template is not None and bool(GENERATION.search(self._template))
@@ -86,7 +86,7 @@ class ChatTokenizer(HFTokenizer):
         return _marked(tokens[: last + 1] + end, trained[: last + 1] + [True] * len(end))
 
     def show(self, marked: Tensor) -> str:
-        """Return marked tokens as text, with what is trained in double brackets; long parts are shortened."""
+        """Return marked tokens as text, with the trained parts in double brackets; long parts are shortened."""
         parts = []
         for trained, run in groupby(marked.tolist(), key=lambda token: token >= 0):
             text = self._tokenizer.decode([token if trained else ~token for token in run])
@@ -114,8 +114,8 @@ class ChatTokenizer(HFTokenizer):
         """Return the number of tokens of the first messages of a conversation."""
         prefix = self._render(messages, **options)["input_ids"]
         if tokens[: len(prefix)] != prefix:
-            reason = f"its tokens before message {len(messages)} depend on what follows, so no answer is found"
-            raise ValueError(f"{reason}; take a chat template that marks answers by {{% generation %}}")
+            reason = f"its tokens before message {len(messages)} depend on what follows, so no answer can be located"
+            raise ValueError(f"{reason}; take a chat template that marks answers with {{% generation %}}")
         return len(prefix)
 
     def _render(self, messages: list[dict[str, str]], **options: Any) -> Any:
@@ -134,7 +134,7 @@ def encode_rows(
 
     Args:
         part: the rows.
-        columns: the column of answers by `key`, and that of prompts by 'prompt' if there is one.
+        columns: maps `key` to the column of answers, and 'prompt' to that of prompts if there is one.
         tokenizer: makes the tokens.
         cache: keeps them.
         key: the argument that names the column of answers.

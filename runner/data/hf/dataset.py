@@ -1,4 +1,4 @@
-"""Load any data set of Hugging Face's library `datasets`: from the Hub, from files, or saved by the library.
+"""Load any data set with Hugging Face's `datasets`: from the Hub, from files, or saved by the library.
 
 With `text`, a column of texts, batches are those of `runner.data.text.text_files.load_text_files`: int64
 `(inputs, targets)` of `(N, context)`. Each row is a document, and the tokens are kept in `cache`.
@@ -10,10 +10,10 @@ pixels are normalized by ImageNet's mean and standard deviation. There is no aug
 
 With columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64 `input_ids`
 and `attention_mask` `(N, T)`, further outputs of the tokenizer, and `labels`. T is the length of the longest sample in
-the batch, at most `context`; the labels of padding are -100, which no loss counts. `task` determines the labels:
+the batch, at most `context`; the labels of padding are -100, which losses ignore. `task` determines the labels:
 
 - sequence_classification: the targets, `(N,)`; inputs are one text, or two texts that form a pair.
-  For targets with any number of classes, the truth values `(N, C)`; see `with_truth_values`.
+  For multi-label targets, truth values `(N, C)`; see `with_truth_values`.
 - token_classification: the class of each word at its first token, `(N, T)`, and -100 at its other tokens; inputs are
   lists of words, and targets lists of their classes.
 - masked_lm: the masked tokens, 15 % as for BERT, `(N, T)`; there are no targets. The choice depends on seed, epoch and
@@ -65,19 +65,19 @@ class HFDataset(SplitArguments):
         text: a column of texts, for language modeling.
         inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, depending on `task`.
             Several targets are columns of 0 and 1, one for each class; see `with_truth_values`.
-        classes: class names in order, if targets are names, including classes only in other data; None: sorted names.
+        classes: class names in order, if targets are names, including any found only in other data; None: sorted names.
         tokenizer: tokenizer for texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None: bytes.
         pack_documents: whether rows of `text` stay whole, with a tokenizer; see `PackedWindows`.
         task: task of the model, for texts with a tokenizer; None is 'sequence_classification'.
         context: window length for `text`, or maximum length of a sample for inputs that are texts, in tokens.
         eval_tokens: maximum number of tokens of `text` to evaluate; None evaluates all.
         image_size: height and width of images, in pixels; None leaves images as they are.
-        batch_size, eval_batch_size: windows or samples in a training batch, or in an evaluation or test batch, all
-            ranks together.
+        batch_size, eval_batch_size: windows or samples in a training batch, or in an evaluation or test batch, over
+            all ranks.
         num_workers: processes that read inputs and targets on each rank; 0 reads in this process.
         streaming: whether to read rows as they come, without loading or converting the data set first.
-        shuffle_buffer: with streaming, number of rows in memory from which the next is drawn, on each worker; 0 trains
-            on rows in the order of the files.
+        shuffle_buffer: with streaming, number of rows that each worker keeps in memory to draw the next from; 0 trains
+            in file order.
 
     For the other arguments see `SplitArguments`.
 
@@ -139,7 +139,7 @@ class HFDataset(SplitArguments):
             refuse_if(has_names and self.classes is None, "classes", None, reason)
             used = [*dict.fromkeys((*columns.inputs, *([str(columns.targets)] if columns.targets else [])))]
             parts = _make_datasets([Part(stream.first, None) for stream in streams], columns)
-            reason = f"each row has any number of classes; for these {_NEEDS_ALL}"
+            reason = f"for multi-label targets, {_NEEDS_ALL}"
             refuse_if(parts[0].is_multi_label, "targets", columns.targets, reason)
             collate, transform = parts[0].stack, getattr(parts[0], "normalization", None)
             for part in parts:
@@ -165,7 +165,7 @@ class HFDataset(SplitArguments):
                 totals = (count * mean / bytes_per_token for count, mean in zip(counts, row_sizes, strict=True))
                 tokens = [max(round(total), 2 * self.context) for total in totals]
                 return fake_window_loaders(tokens, encoder.vocab_size, self, self.pack_documents)
-            make, has_many = _fake_samples(features, columns, source, splits)
+            make, is_multi_label = _fake_samples(features, columns, source, splits)
         train, *held_out = counts
         batch = make(1)
         has_images = isinstance(batch, tuple) and any(part.dtype == torch.uint8 for part in batch)
@@ -174,7 +174,7 @@ class HFDataset(SplitArguments):
             FakeLoader(make, train, self.batch_size, transform),
             *(FakeLoader(make, count, self.eval_batch_size, transform) for count in held_out),
         )
-        loaders[0].is_multi_label = has_many
+        loaders[0].is_multi_label = is_multi_label
         return loaders
 
     def new_rows(self) -> tuple[Any, dict[str, Any]] | None:
@@ -246,9 +246,9 @@ class _Columns(NamedTuple):
 
 
 def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> tuple[Any, bool]:
-    """Return a function `make(n)` of batches that look like n samples of `_make_datasets`.
+    """Return a function `make(n)` that makes a batch like n samples of `_make_datasets`.
 
-    The second value is whether samples have any number of classes.
+    The second value is whether targets are multi-label.
     """
 
     def first() -> Mapping[str, Any]:
@@ -262,27 +262,27 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
         (first_rows, *_), columns, names = _with_classes(rows, columns)
         features = first_rows.features
     targets = {"targets": str(columns.targets)}
-    has_many = columns.targets == COLUMN
+    is_multi_label = columns.targets == COLUMN
     if not is_text_data:
         pair = {"inputs": columns.inputs[0], **targets}
-        return fake_batches(features, pair, columns.image_size, first, names), has_many
+        return fake_batches(features, pair, columns.image_size, first, names), is_multi_label
     encode = Encoder(str(columns.tokenizer), columns.context, columns.task, None, columns.added_tokens)
     if columns.task != TASKS[0]:
-        return encode.fake(len(columns.inputs), largest_label(feature, names)), has_many
+        return encode.fake(len(columns.inputs), largest_label(feature, names)), is_multi_label
     make_labels = fake_batches(features, targets, None, first, names)
-    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0]), has_many
+    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0]), is_multi_label
 
 
 def _with_classes(rows: Sequence[Any], columns: _Columns) -> tuple[Sequence[Any], _Columns, list[str] | None]:
     """Return the rows of each split, their columns, and the class names in order; None if the targets are not names.
 
-    Targets with any number of classes become a column of truth values.
+    Multi-label targets become a column of truth values.
     """
     if columns.task not in NAMED or columns.targets is None:
         return rows, columns, None
-    many = with_truth_values(rows, columns.targets, columns.classes) if columns.task == TASKS[0] else None
-    if many is not None:
-        return many[0], columns._replace(targets=COLUMN), many[1]
+    multi_label = with_truth_values(rows, columns.targets, columns.classes) if columns.task == TASKS[0] else None
+    if multi_label is not None:
+        return multi_label[0], columns._replace(targets=COLUMN), multi_label[1]
     return rows, columns, class_names(rows, str(columns.targets), columns.classes)
 
 
@@ -300,7 +300,7 @@ def _make_datasets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
     rows, columns, names = _with_classes([part.rows for part in parts], columns)
     if names is not None and get_global_rank() == 0:
         log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
-    targets = {} if columns.targets is None else {"targets": str(columns.targets)}  # None: for new rows
+    targets = {} if columns.targets is None else {"targets": str(columns.targets)}  # new rows have none
     if not is_text_data:
         pair = {"inputs": columns.inputs[0], **targets}
         return [Columns(part, pair, columns.image_size, names) for part in rows]

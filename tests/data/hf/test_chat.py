@@ -247,12 +247,12 @@ REFUSING = CHATML.replace(
         (
             None,
             {},
-            "has no chat template, which messages need; take that of a model trained to chat, or give columns of",
+            "has no chat template, which messages need; take the tokenizer of a chat model, or give columns of",
         ),
         (
             NOT_A_PREFIX,
             {},
-            "messages='messages': row 1: its tokens before message 2 depend on what follows, so no answer is found",
+            "messages='messages': row 1: its tokens before message 2 depend on what follows, so no answer can be",
         ),
         (REFUSING, {}, "messages='messages': row 1: the chat template refuses it: no system"),
         (CHATML, {"tokenizer": None}, "tokenizer=None: give a folder, or a name on the Hub: that of the model"),
@@ -288,7 +288,7 @@ def test_row_numbers_are_those_of_the_file_if_rows_are_held_out(files: Any):
 
 
 def test_a_tokenizer_without_an_end_of_text_token_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="has no end-of-text token, with which answers end"):
+    with pytest.raises(ValueError, match="has no end-of-text token to end answers with"):
         ChatTokenizer(make_tokenizer(tmp_path, end=None, template=CHATML), needs_template=True)
 
 

@@ -188,7 +188,7 @@ class HFDataset(SplitArguments):
         features = datasets.Features(dict.fromkeys(columns.inputs, kind))
         rows = datasets.Dataset.from_dict({column: [] for column in columns.inputs}, features=features)
         (data,) = _make_datasets([Part(rows, None)], columns._replace(targets=None))
-        shared = {"collate_fn": data.stack, "transform": getattr(data, "normalize", None)}
+        shared = {"collate_fn": data.stack, "transform": getattr(data, "normalization", None)}
         return data, {"batch_size": self.eval_batch_size, "num_workers": self.num_workers, **shared}
 
     def _check(self) -> tuple[_Columns, Source, Splits, Tokenizer]:

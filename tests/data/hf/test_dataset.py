@@ -196,6 +196,17 @@ def test_folders_of_images_are_classes(saved: Path, tmp_path: Path):
         assert labels.tolist() == [0, 1] and images[1].min() > 0 > images[0].max()
 
 
+def test_new_images_are_normalized(tmp_path: Path):
+    from PIL import Image
+
+    Image.new("RGB", (4, 4), (0, 255, 51)).save(tmp_path / "new.png")
+    options = {**DEFAULTS, **SIZES, "inputs": "image", "targets": "label", "image_size": 4}
+    rows, arguments = vars(load_hf_dataset)["new_rows"](**options)
+    ((images,),) = DatasetLoader(rows.new_rows(tmp_path), shuffle=False, **arguments)
+    expected = (torch.tensor([0.0, 1.0, 0.2]) - torch.tensor(MEAN)) / torch.tensor(STD)
+    torch.testing.assert_close(images, expected[None, :, None, None].expand(1, 3, 4, 4))
+
+
 @pytest.mark.parametrize(
     "columns",
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
@@ -13,6 +15,9 @@ from runner.core.state import State
 from runner.data.content import count_rows, digest, held_tensors
 from runner.data.seeded_batches import SeededBatches
 from runner.device.batch import tensors
+from runner.distributed.environment import is_rank_zero
+
+log = logging.getLogger("runner")
 
 SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random
 LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
@@ -38,6 +43,31 @@ def describe_evaluators(state: State) -> dict[str, str]:
         for name, metric in state.eval_metrics.get(label, {}).items():
             descriptions[f"{label}/{name}"] = _digest_code(metric, type(metric).__mro__)
     return descriptions
+
+
+def warn_of_other_data(state: State, recorded: Mapping[str, str]) -> None:
+    """Warn of evaluators whose data is not that of an earlier evaluation. All ranks; rank 0 warns.
+
+    Args:
+        state: the run, with its evaluators.
+        recorded: what `describe_evaluators` returned then; empty if it is unknown.
+    """
+    if not recorded or not is_rank_zero():
+        return
+    now = describe_evaluators(state)
+    for evaluator in state.evaluators:
+        size, data = (f"{evaluator.label}:{what}" for what in ("size", "data"))
+        if recorded.get(size, now[size]) != now[size]:
+            change = f"{recorded[size]} -> {now[size]} samples"
+        elif recorded.get(data, now[data]) != now[data]:
+            change = "other samples"
+        else:
+            continue
+        log.warning(
+            "the data of evaluator %r has changed (%s): its metrics cannot be compared with earlier ones",
+            evaluator.label,
+            change,
+        )
 
 
 def _digest_data(loader: Any) -> str:

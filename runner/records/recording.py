@@ -118,6 +118,7 @@ def recording(job: Job) -> Iterator[Result]:
     folder = Path(job.run_dir)
     before = read_result(folder)
     result = Result("RUNNING", job.run_name, identify(job.experiment.plain), job.overrides, choices=job.choices)
+    result.evaluation = before.evaluation if before is not None else {}  # of earlier sessions, until it is measured
     result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
     result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
     with kept(result, folder):

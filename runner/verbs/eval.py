@@ -9,17 +9,19 @@ evaluated only if the key `test` asks for it: `test=last`, or `test=best` for th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.command_line import key_of
 from runner.config import build
 from runner.config.errors import config_errors
+from runner.records.folder import run_folder_of
 from runner.records.job import Job
 from runner.records.recording import check_objective, recording, timing
-from runner.records.result import Objective
+from runner.records.result import Objective, read_result
 from runner.records.write import log_record
 from runner.terminal.console import print_block, show_path
 from runner.training.final_test import check_test_data
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 def run(job: Job) -> Objective:
     """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks."""
+    from runner.records.evaluation import warn_of_other_data  # imports torch
+
     with recording(job) as result:
         with trainer_with_weights(job) as trainer:
             with config_errors():
@@ -40,9 +44,19 @@ def run(job: Job) -> Objective:
             trainer.error_context = partial(timing, result, trainer.error_context)
             values = trainer.eval(evaluators)
         result.measure(trainer.state, job.experiment.objective)
+        warn_of_other_data(trainer.state, _recorded_evaluation(job))
     rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
     print_results(job, trainer, rows)
     return result.answer
+
+
+def _recorded_evaluation(job: Job) -> Mapping[str, str]:
+    """Return how the run that made the weights was evaluated; empty if that is unknown, or other data was typed."""
+    load_path = job.experiment.trainer.get("load_path")
+    has_own_data = any(key_of(override).split(".")[0] in ("data", "experiment") for override in job.command.overrides)
+    folder = None if load_path is None or has_own_data else run_folder_of(load_path)
+    result = None if folder is None else read_result(folder)
+    return {} if result is None else result.evaluation
 
 
 def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 import torch
 import torchmetrics
 from tiny_runs import tiny_trainer
@@ -146,3 +147,45 @@ def test_another_loss_metric_or_setting_of_a_metric_changes_its_digest(tmp_path:
     top_1, top_2 = (MulticlassAccuracy(2, top_k=k) for k in (1, 2))
     assert changed(describe_metric("c", top_1), describe_metric("d", top_2)) == {"eval/mine"}
     assert changed(describe_metric("e", top_1), describe_metric("f", Halved())) == {"eval/mine"}
+
+
+OWN_DATA = """
+import pathlib, torch
+from runner.data import TensorLoader
+
+def load() -> tuple[TensorLoader, TensorLoader]:
+    rows, offset = map(int, pathlib.Path("data.txt").read_text().split())
+    tensors = offset + torch.ones(rows, 64), torch.zeros(rows).long()
+    return tuple(TensorLoader(*tensors, batch_size=4, shuffle=False) for _ in range(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "warnings"),
+    [
+        ("8 1", ["the data of evaluator 'eval' has changed (other samples): "]),
+        (
+            "12 0",
+            [
+                "the training data has changed since this checkpoint was saved: num_samples 8 -> 12",
+                "the data of evaluator 'eval' has changed (8 -> 12 samples): ",
+            ],
+        ),
+        ("8 0", []),
+    ],
+)
+def test_a_run_whose_data_has_changed_says_so_when_it_is_resumed_or_evaluated(
+    tmp_path: Path, run_here: Any, content: str, warnings: list[str]
+):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    (tmp_path / "data.txt").write_text("8 0")
+    data = ("~data", "+data._target_=own_data.load", "algorithms=none", "callbacks=[checkpoint_saver]")
+    run_here("model=mlp", *data, "trainer.max_duration=1ep", "hydra.run.dir=run", code=0)
+    (tmp_path / "data.txt").write_text(content)
+    for command, expected in (
+        (["eval", "run"], warnings[-1:]),
+        (["resume", "run", "trainer.max_duration=2ep"], warnings),
+    ):
+        found = [line for line in run_here(*command, code=0).err.splitlines() if line.startswith("WARNING: the ")]
+        assert len(found) == len(expected), found
+        assert all(line.startswith(f"WARNING: {start}") for line, start in zip(found, expected, strict=True)), found

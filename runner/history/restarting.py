@@ -40,8 +40,6 @@ def restarting(job: Job) -> Iterator[None]:
     try:
         with restarts.restarted_when_ended(restart):
             yield
-    except WrongConfig:
-        raise
     except Exception as error:
         if not is_of_environment(error):
             raise
@@ -91,4 +89,5 @@ def _describe(error: Exception) -> str:
     if isinstance(error, RankFailed):
         lines = [line for line in error.trace.splitlines() if re.match(r"[\w.]+: ", line)] or error.trace.splitlines()
         return f"rank {error.rank}: {lines[-1]}"
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    kind = "" if isinstance(error, WrongConfig) else f"{type(error).__name__}: "
+    return f"{kind}{str(error).partition(chr(10))[0]}"

@@ -24,7 +24,8 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.local_ranks import end_with_parent, ranks
 from runner.distributed.slurm import request_requeue
 from runner.failures.errors import Diverged, Requeued, SweepRefused, WrongConfig
-from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.exit_codes import DIVERGED, ENVIRONMENT_FAILED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.facts import is_of_environment
 from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.files.addresses import without_credentials
 from runner.history.rerun import with_saved_arguments
@@ -99,6 +100,9 @@ def report(error: Exception, command: Command) -> int:
     if are_whole():
         traceback.print_exception(error.__cause__)
     print_to_stderr(f"error: {without_credentials(str(error))}")
+    if is_of_environment(error) and not command.row.judges:  # the disk is full before the first batch, for example
+        set_fields(error=error_object(ENVIRONMENT_FAILED, str(error)))
+        return ENVIRONMENT_FAILED
     set_fields(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     return command.row.code_if_refused
 

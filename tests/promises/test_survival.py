@@ -345,6 +345,14 @@ def test_the_result_of_a_run_is_written_even_if_no_new_file_can_be_created(disk:
     assert read_result(disk) == result and not [*disk.glob(".*")]
 
 
+@pytest.mark.slow
+def test_a_run_that_cannot_begin_because_the_disk_is_full_may_be_tried_again(disk: Path, run_app: Any):
+    fill(disk)
+    finished = run_app(*main_runs.SHORT, f"hydra.run.dir={disk}/run", "launch.restarts=0", exit_code=75)
+    (error,) = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert error.endswith("No space left on device") and "Traceback" not in finished.stderr
+
+
 def fill(disk: Path) -> None:
     """Create files until the disk can hold no more."""
     with pytest.raises(OSError, match="No space left"):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from functools import cached_property
 from pathlib import Path
 
 from runner.core.state import State
+from runner.distributed.environment import is_rank_zero
 from runner.terminal.console import show_path
 from runner.training.metrics import scalars
+
+log = logging.getLogger("runner")
 
 
 class FitResult:
@@ -23,6 +28,11 @@ class FitResult:
         checkpoints = (getattr(callback, "best_checkpoint", None) for callback in state.callbacks)
         self.best = next(filter(None, checkpoints), None)
         self._values = {label: dict(values) for label, values in state.metric_values.items()}
+        if not state.config and is_rank_zero():  # a command ends with an error if it has diverged
+            loss = float(getattr(state, "total_loss", 0.0))  # The intended sync: training is over.
+            if not math.isfinite(loss):
+                remedy = "lower the learning rate, or look for nan in the data; NaNMonitor ends such a run at once"
+                log.warning("the loss of the last batch is %s: %s", loss, remedy)
 
     @cached_property
     def metrics(self) -> dict[str, float]:

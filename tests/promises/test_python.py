@@ -47,6 +47,16 @@ def test_fit_returns_the_final_metrics(tmp_path: Path):
     assert repr(result).startswith("FitResult(") and "eval/loss" in repr(result)
 
 
+def test_fit_warns_if_the_last_loss_is_not_a_number(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with make_trainer(tmp_path) as trainer:
+        trainer.fit()
+        assert not caplog.messages
+        with torch.no_grad():
+            next(trainer.state.unwrapped_model.parameters()).fill_(torch.nan)
+        trainer.fit("1ba")
+    assert [text.partition(":")[0] for text in caplog.messages] == ["the loss of the last batch is nan"]
+
+
 def test_a_result_keeps_its_values_when_training_continues(tmp_path: Path):
     with make_trainer(tmp_path) as trainer:
         first = trainer.fit()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
-from runner.callbacks._mlflow.target import make_target, read_identity, unsent_entry, write_target
+from runner.callbacks._mlflow.target import is_copy, make_target, read_identity, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
 from runner.failures.errors import SessionOver
 from runner.failures.exits import is_expected_exit
@@ -102,9 +102,13 @@ class Session:
         if type(position) is int and position >= 0:
             self._position = position
             self._position_of = {key: state.get(key) for key in ("spool", "start_time")}
-        if state.get("run_dir") == str(self._run_dir) and is_id(state.get("run_id")) and is_id(state.get("spool")):
+        before = state.get("run_dir")
+        if before == str(self._run_dir) and is_id(state.get("run_id")) and is_id(state.get("spool")):
             self.run_id = state["run_id"]
             self._target = {"spool": state["spool"]}
+        elif isinstance(before, str) and is_copy(self._folder, Path(before) / "mlflow"):
+            reason = f"{self._run_dir} is a copy of {before}, so both write to the same MLflow run"
+            log.warning("MLflow: %s; if it is to be a run of its own, delete %s first", reason, self._folder)
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Record entries other than metrics, without credentials.

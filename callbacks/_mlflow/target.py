@@ -185,6 +185,14 @@ def read_identity(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in identity.items() if checks[key](value)}
 
 
+def is_copy(folder: Path, other: Path) -> bool:
+    """Return whether two folders next to runs hold copies of one spool, rather than being the same or a moved one."""
+    if not other.is_dir() or (folder.is_dir() and other.samefile(folder)):
+        return False
+    spools = [read_object(each / FILE).get("spool") for each in (folder, other)]
+    return spools[0] is not None and spools[0] == spools[1]
+
+
 def with_credentials(target: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any] | None:
     """Return a target with credentials in its address, or None if it needs some and the known addresses lack them."""
     recorded = target["tracking_uri"]

@@ -37,6 +37,30 @@ def test_a_resumed_run_continues_the_same_mlflow_run(folder: Path) -> None:
     assert query("select key, value from tags where key like 'param_%'") == [("param_changed.lr", "0.2")]
 
 
+@pytest.mark.parametrize("how", ["copied", "moved", "linked", "copied without mlflow"])
+def test_a_copied_run_that_is_resumed_says_that_both_write_to_one_mlflow_run(
+    folder: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    first = MLflowLogger()
+    with logging_to(first, "r") as (state, logger):
+        log_steps(state, logger, range(1, 3))
+        logger.flush()
+        saved = first.state_dict()
+    if how == "linked":
+        (folder / "s").symlink_to("r")
+    elif how == "moved":
+        (folder / "r").rename(folder / "s")
+    else:
+        shutil.copytree(folder / "r", folder / "s")
+    if how == "copied without mlflow":
+        shutil.rmtree(folder / "s" / "mlflow")
+    with logging_to(MLflowLogger(), "s", saved) as (state, logger):
+        log_steps(state, logger, range(3, 5))
+    warned = [text for text in caplog.messages if f"MLflow: {folder / 's'} is a copy of {folder / 'r'}, so" in text]
+    assert len(warned) == (how == "copied")
+    assert len(query("select * from runs")) == (2 if how == "copied without mlflow" else 1)
+
+
 def test_a_resumed_run_continues_in_a_renamed_experiment(folder: Path) -> None:
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))

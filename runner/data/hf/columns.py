@@ -24,6 +24,9 @@ from runner.libraries.hugging_face import import_hf
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")
 
+NO_VALUE = "of its split has no value; fill it in, or leave the row out"
+"""The end of the message about a row without a value in one of the columns."""
+
 
 class Columns(Dataset[tuple[Tensor, ...]]):
     """The rows of a data set as tuples of tensors, one per column; images are bytes until a batch is normalized.
@@ -110,7 +113,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
         if value is None:
-            raise wrong_argument(key, column, f"row {index} has no value; fill it in, or leave the row out")
+            raise wrong_argument(key, column, f"row {index} {NO_VALUE}")
         if isinstance(value, str) and self._numbers is not None:
             if value not in self._numbers:  # only in a stream: other names have been checked
                 raise wrong_argument("classes", self.classes, f"the column {column!r} also has {value!r}; add it")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from runner.data.hf.columns import Columns, holds_texts, is_text
+from runner.data.hf.columns import NO_VALUE, Columns, holds_texts, is_text
 from runner.data.new_rows import KEY, table_at
 from runner.data.text.packing import IGNORED
 from runner.data.text.tokenizer import load_pretrained_tokenizer
@@ -93,7 +93,12 @@ class Texts(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self.rows[index]
         for key, column in _named_columns(self.inputs, self._targets):  # only in a stream are they not checked yet
-            refuse_if(row[column] is None, key, column, f"row {index} has no value; fill it in, or leave the row out")
+            refuse_if(
+                row[column] is None,
+                key,
+                column,
+                f"row {index} {NO_VALUE}",
+            )
         target = row[self._targets] if self._targets else None
         if self._labels is not None:
             target = self._labels[index][0]

@@ -288,7 +288,7 @@ WRONG_FOR_SAVED: dict[str, tuple[dict[str, Any], str]] = {
     "labels": ({"targets": "unknown"}, r"targets='unknown': some rows have no label \(-1\); choose another split"),
     "shapes": ({"inputs": "tall"}, r"inputs='tall': samples have the shapes .*; give image_size=<pixels>"),
     "nested": ({"inputs": "nested"}, "inputs='nested': row [0-9]+ does not become a tensor: expected sequence"),
-    "no value": ({"inputs": "empty"}, "inputs='empty': row 0 has no value"),
+    "no value": ({"inputs": "empty"}, "inputs='empty': row 0 of its split has no value"),
 }
 
 

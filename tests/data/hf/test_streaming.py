@@ -285,8 +285,8 @@ def test_a_saved_data_set_and_an_uneven_batch_are_refused(rows: dict[str, Any], 
 def test_rows_are_checked_as_they_are_read(rows: dict[str, Any], tokenizer: str):
     lines = [json.dumps({"x": [1.0, 2.0], "y": 1, "text": "fox", "name": "a", "n": 0})] * 150
     for column, value, message in (
-        ("x", None, "inputs='x': row 107 has no value"),
-        ("text", None, "inputs='text': row 107 has no value"),
+        ("x", None, "inputs='x': row 107 of its split has no value"),
+        ("text", None, "inputs='text': row 107 of its split has no value"),
         ("name", "c", "classes=['a', 'b']: the column 'name' also has 'c'; add it"),
     ):
         wrong = json.dumps({**json.loads(lines[0]), column: value})

@@ -171,9 +171,8 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         text = f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{fix}'"
         return Advice(text).with_facts(key=key_of(key), fix=fix)
     if typed.isidentifier():
-        return Advice(f"{typed}: neither a verb, which runner help lists, nor key=value").with_facts(
-            allowed=tuple(VERBS)
-        )
+        text = f"{typed}: neither key=value nor a verb; runner help lists the verbs"
+        return Advice(text).with_facts(allowed=tuple(VERBS))
     text = f"{typed}: cannot be read; write key=value, in quotes if it has brackets: '+callbacks=[a,b]'"
     return Advice(text).with_facts(key=key_of(key) if equals else "")
 

@@ -103,7 +103,7 @@ def explained(*overrides: str) -> str:
             (["seed=1", "model=null"], "model=null: a group takes the name of a choice; allowed: dpo, gpt, "),
             (["data=3"], "data=3: a group takes the name of a choice; allowed: chat, cifar10, digits, "),
             (["seed=1", ""], "'': an argument is empty; a variable of the shell may not be set"),
-            (["nonsense"], "nonsense: cannot be read; write key=value"),
+            (["nonsense"], "nonsense: neither key=value nor a verb"),
             (["speed_monitor"], "speed_monitor: has no key; did you mean +callbacks=speed_monitor?"),
             (["evaluate"], "evaluate: no such word; write runner eval RUN"),
             (["mlp"], "mlp: has no key; did you mean model=mlp?"),

@@ -16,7 +16,7 @@ OPTIMIZERS = "config/test_optimizers.py"
 
 # Code in the tests that a user would write: data, model with loss and metric, and factories; or whole files.
 PORTS: dict[str, list[Any]] = {
-    "`runner init`: model, data, callback": [PROJECT / f"{name}.py" for name in ("models", "data", "callbacks")],
+    "`runner init`: model, data, callback": [PROJECT / f"{name}.py" for name in ("models", "data", "weight_norm")],
     "GAN with alternating steps": [(OPTIMIZERS, "GAN")],
     "detection": [(KINDS, "Pooled"), (KINDS, "Detector")],
     "batches of graphs": [(KINDS, "Pooled"), (KINDS, "GraphModel"), (KINDS, "GraphBatch"), (KINDS, "join")],

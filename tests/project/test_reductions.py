@@ -25,6 +25,7 @@ FINE = {
     "algorithms/gradient_clipping.py:after_train_batch": "calls torch functions that reduce over ranks",
     "algorithms/gradient_clipping.py:unit_norms": "calls an operation that DTensor supports, tested in test_sharding",
     "algorithms/sam.py:ascend": "SAM refuses sharded models",
+    "algorithms/spike_guard.py:after_train_batch": "SpikeGuard refuses sharded models",
     "algorithms/nan_guard.py:all_finite": "checks local parts, and combines the answers of all ranks",
     "algorithms/ghost_batch_norm.py:normalize_in_chunks": "runs in the forward pass of an FSDP unit",
     "callbacks/activation_monitor.py:statistics": "reduces activations, which are not sharded",

@@ -33,8 +33,10 @@ def make_network(classes: int, body: str = "body") -> nn.Module:
 
 def make_trainer(seed: int, *callbacks: Callback, network: nn.Module | None = None, **arguments: Any) -> Trainer:
     torch.manual_seed(seed)
+    network = network or make_network(3)
+    *_, bias = network.parameters()
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(network or make_network(3), 3),
+        "model": ClassificationModel(network, len(bias)),
         "train_dataloader": TensorLoader(torch.randn(24, 5), torch.arange(24) % 3, batch_size=4, shuffle=True),
         "max_duration": "6ba",
     }

@@ -333,6 +333,8 @@ def test_the_saver_keeps_checkpoints_that_all_ranks_have_written(run_ranks, tmp_
         "checkpoint background full/checkpoints/ep0-ba1 was not written: [Errno 27] File too large (rank 1)",
         "checkpoint background infinite/checkpoints/ep0-ba1 was not written: the weights are not finite: "
         "'module.blocks.1.mlp.up.weight'; newest checkpoint: none",
+        "the loss of the last batch is nan: lower the learning rate, or look for nan in the data; NaNMonitor ends such "
+        "a run at once",
     ]
     assert not ranks[1].stderr
 

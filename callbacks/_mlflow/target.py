@@ -186,10 +186,13 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def is_copy(folder: Path, other: Path) -> bool:
-    """Return whether two folders next to runs hold copies of one spool, rather than being the same or a moved one."""
-    if not other.is_dir() or (folder.is_dir() and other.samefile(folder)):
+    """Return whether two different `mlflow/` folders of runs hold copies of one spool."""
+    try:
+        if not other.is_dir() or (folder.is_dir() and other.samefile(folder)):
+            return False
+        spools = [read_object(each / FILE).get("spool") for each in (folder, other)]
+    except OSError:  # the other folder belongs to someone else, for example
         return False
-    spools = [read_object(each / FILE).get("spool") for each in (folder, other)]
     return spools[0] is not None and spools[0] == spools[1]
 
 

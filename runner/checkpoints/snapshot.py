@@ -262,8 +262,8 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
             f"order of batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that "
             "change, or resume from the end of an epoch"
         )
-    if changes and changes[0].startswith("num_samples ") and get_global_rank() == 0:
-        log.warning("the training data has changed since this checkpoint was saved: %s", changes[0])
+    if (samples := order.get("num_samples")) != before.get("num_samples", samples) and get_global_rank() == 0:
+        log.warning("the training data has changed: %s -> %s samples", before["num_samples"], samples)
     if "num_samples" in order and timestamp.batch_in_epoch > len(state.train_dataloader.order):
         raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: an epoch has no batch {timestamp.batch_in_epoch}")
 

@@ -1,4 +1,4 @@
-"""Check the first loss of a run: that it can be trained, is a mean over samples, and comes from fitting outputs."""
+"""Check the first loss of a run: that it can be trained, that it is a mean over samples, and that the outputs fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.core.state import State
 from runner.device.batch import slice_samples, split, tensors
 from runner.distributed.collectives import any_rank
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
-from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 from runner.models.classification import ClassificationModel
 from runner.models.loss import total_of
 from runner.models.model import Model, in_eval_mode
@@ -26,19 +26,20 @@ log = logging.getLogger("runner")
 MOST_SAMPLES = 8  # samples to compare when a microbatch holds a single one
 
 
-def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
-    """Check that a loss can be logged and averaged and, if needed, trained.
+def check_loss(state: State, loss: Any, name: str, trains: bool) -> None:
+    """Check that a loss can be logged and averaged and, if needed, trained, and that the outputs behind it fit.
 
     Args:
-        model: the model that the loss belongs to.
+        state: the run, with the model that the loss belongs to.
         loss: the loss to check.
         name: the method that returned it: 'loss' or 'training_step'.
         trains: whether training needs its gradient.
 
     Raises:
         TypeError: the loss is neither a zero-dimensional tensor nor a dict of such tensors.
-        ValueError: the loss has no gradient.
+        ValueError: the loss has no gradient, or a classifier has outputs for another number of classes.
     """
+    model = state.unwrapped_model
     source = f"{type(model).__name__}.{name}"
     named = {repr(entry): part for entry, part in loss.items()} if isinstance(loss, dict) else {}
     for entry, part in (named or {"a loss": loss}).items():
@@ -49,9 +50,11 @@ def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
     if trains and name == "loss" and not total_of(loss).requires_grad:
         remedy = "without no_grad(), detach(), item() or argmax(), and leave parameters that require a gradient"
         raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")
+    if name == "loss":
+        _check_outputs(model, state.outputs)
 
 
-def check_outputs(model: Model, outputs: Any) -> None:
+def _check_outputs(model: Model, outputs: Any) -> None:
     """Check that a classifier returns a logit for each of its classes; warn if it returns probabilities instead.
 
     Args:
@@ -63,9 +66,10 @@ def check_outputs(model: Model, outputs: Any) -> None:
     """
     if not (isinstance(model, ClassificationModel) and isinstance(outputs, Tensor) and outputs.ndim == 2):
         return
-    shape = tuple(outputs.shape)
-    reason = f"must equal the second size of the outputs, which {type(model.module).__name__} returned as {shape}"
-    refuse_if(shape[1] != model.num_classes, "num_classes", model.num_classes, reason)
+    if outputs.shape[1] != model.num_classes:
+        source = f"{type(model.module).__name__} returned as {tuple(outputs.shape)}"
+        reason = f"must equal the second size of the outputs, which {source}"
+        raise wrong_argument("num_classes", model.num_classes, reason)
     loss_fn = getattr(model.loss_fn, "func", model.loss_fn)  # `func` of a partial
     takes_logits = loss_fn is F.cross_entropy or isinstance(loss_fn, nn.CrossEntropyLoss)
     is_softmax = outputs.grad_fn is not None and outputs.grad_fn.name() == "SoftmaxBackward0"

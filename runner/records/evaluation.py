@@ -15,7 +15,6 @@ from runner.core.state import State
 from runner.data.content import count_rows, digest, held_tensors
 from runner.data.seeded_batches import SeededBatches
 from runner.device.batch import tensors
-from runner.distributed.environment import is_rank_zero
 
 log = logging.getLogger("runner")
 
@@ -45,29 +44,18 @@ def describe_evaluators(state: State) -> dict[str, str]:
     return descriptions
 
 
-def warn_of_other_data(state: State, recorded: Mapping[str, str]) -> None:
-    """Warn of evaluators whose data is not that of an earlier evaluation. All ranks; rank 0 warns.
-
-    Args:
-        state: the run, with its evaluators.
-        recorded: what `describe_evaluators` returned then; empty if it is unknown.
-    """
-    if not recorded or not is_rank_zero():
-        return
-    now = describe_evaluators(state)
-    for evaluator in state.evaluators:
-        size, data = (f"{evaluator.label}:{what}" for what in ("size", "data"))
-        if recorded.get(size, now[size]) != now[size]:
-            change = f"{recorded[size]} -> {now[size]} samples"
-        elif recorded.get(data, now[data]) != now[data]:
+def warn_of_other_data(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Warn of each evaluator whose data differs between two results of `describe_evaluators`; {} stands for unknown."""
+    for label in (key.removesuffix(":data") for key in now if key.endswith(":data")):
+        size, data = f"{label}:size", f"{label}:data"
+        if before.get(size, now[size]) != now[size]:
+            change = f"{before[size]} -> {now[size]} samples"
+        elif before.get(data, now[data]) != now[data]:
             change = "other samples"
         else:
             continue
-        log.warning(
-            "the data of evaluator %r has changed (%s): its metrics cannot be compared with earlier ones",
-            evaluator.label,
-            change,
-        )
+        consequence = "its metrics cannot be compared with earlier ones"
+        log.warning("the data of evaluator %r has changed (%s): %s", label, change, consequence)
 
 
 def _digest_data(loader: Any) -> str:

@@ -20,7 +20,7 @@ from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
 from runner.distributed.shares import weigh_alike
 from runner.libraries.backward import backward
-from runner.models.first_loss import check_loss, check_outputs, warn_of_split_means
+from runner.models.first_loss import check_loss, warn_of_split_means
 from runner.models.loss import Share
 from runner.models.model import Model
 from runner.optim.freezing import Freezing
@@ -127,15 +127,12 @@ class Run:
             name: the method that returned it.
             trains: whether training called the method, rather than an evaluation.
         """
-        model = self.state.unwrapped_model
-        check_loss(model, loss, name, trains)
+        check_loss(self.state, loss, name, trains)
+        if self._mean_is_unknown and name == "loss":
+            part = self.state.microbatch if trains else self.state.batch
+            lengths = (stream.length for stream in self.eval_streams.values())
+            self._mean_is_unknown = not warn_of_split_means(self.state, lengths, self.loss, part)
         self.loss_is_checked = trains
-        if name == "loss":
-            check_outputs(model, self.state.outputs)
-            if self._mean_is_unknown:
-                part = self.state.microbatch if trains else self.state.batch
-                lengths = (stream.length for stream in self.eval_streams.values())
-                self._mean_is_unknown = not warn_of_split_means(self.state, lengths, self.loss, part)
 
     def count_tokens(self, samples: int, all_samples: int) -> int:
         """Return the number of tokens in the batch of all ranks; 0 if the model does not count tokens. All ranks.

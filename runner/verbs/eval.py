@@ -44,7 +44,7 @@ def run(job: Job) -> Objective:
             trainer.error_context = partial(timing, result, trainer.error_context)
             values = trainer.eval(evaluators)
         result.measure(trainer.state, job.experiment.objective)
-        warn_of_other_data(trainer.state, _recorded_evaluation(job))
+        warn_of_other_data(_recorded_evaluation(job), result.evaluation)
     rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
     print_results(job, trainer, rows)
     return result.answer

@@ -56,14 +56,15 @@ def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
                 job = replace(job, resume=begin(job))
             trainer = build.build(job.experiment, Path(job.run_dir), job.run_name, job.resume)
         # Imports torch, which `build` has imported by now.
-        from runner.records.evaluation import warn_of_other_data
+        from runner.records.evaluation import describe_evaluators, warn_of_other_data
         from runner.trials.diagnosis import noting_first_batch, refusing_first_batch
 
         with trainer:
             with config_errors():
                 change_optimizers(trainer.state, job.experiment.plain)
                 record(trainer, job)
-                warn_of_other_data(trainer.state, result.evaluation)
+                if result.evaluation and is_rank_zero():  # an earlier session has evaluated
+                    warn_of_other_data(result.evaluation, describe_evaluators(trainer.state))
             trainer.error_context = partial(timing, result, partial(noting_first_batch, job, trainer.state))
             with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
                 try:

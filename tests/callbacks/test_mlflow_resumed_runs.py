@@ -16,7 +16,7 @@ from python_process import wait_until
 from runner import Timestamp
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow.spool import Sent, read_sent, write_sent
-from runner.callbacks._mlflow.target import write_target
+from runner.callbacks._mlflow.target import is_copy, write_target
 from runner.files.whole import read_object
 
 
@@ -59,6 +59,10 @@ def test_a_copied_run_that_is_resumed_says_that_both_write_to_one_mlflow_run(
     warned = [text for text in caplog.messages if f"MLflow: {folder / 's'} is a copy of {folder / 'r'}, so" in text]
     assert len(warned) == (how == "copied")
     assert len(query("select * from runs")) == (2 if how == "copied without mlflow" else 1)
+
+
+def test_a_run_from_a_folder_that_cannot_be_read_is_no_copy(folder: Path) -> None:
+    assert not is_copy(folder, folder / ("long" * 100))  # an OSError, as for a folder of another user
 
 
 def test_a_resumed_run_continues_in_a_renamed_experiment(folder: Path) -> None:

@@ -167,7 +167,7 @@ def load() -> tuple[TensorLoader, TensorLoader]:
         (
             "12 0",
             [
-                "the training data has changed since this checkpoint was saved: num_samples 8 -> 12",
+                "the training data has changed: 8 -> 12 samples",
                 "the data of evaluator 'eval' has changed (8 -> 12 samples): ",
             ],
         ),

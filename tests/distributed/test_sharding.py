@@ -258,7 +258,7 @@ def uneven_microbatches() -> None:
 
 
 def test_ranks_with_different_numbers_of_microbatches_do_not_deadlock(run_ranks):
-    run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"), timeout=60)
+    run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"))
 
 
 def train_with_callbacks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,13 @@ from runner.records.folder import MANIFEST
 from runner.records.record import Record
 from runner.terminal.console import show_path
 
+log = logging.getLogger("runner")
+
+ONLY_IN_TRAINING = re.compile(
+    r"(optimizer|scheduler|trainer\.(max_duration|eval_interval|train_subset_num_batches|iteration_length|grad_accum"
+    r"|scale_schedule_ratio|scale_warmup|step_schedulers_every_batch|session))(\.|$)"
+)
+"""The keys that change nothing unless a run trains."""
 BASELINE = "runner.baseline"
 """Tag of a run that uses a model with its initial weights, as they are before training."""
 
@@ -31,10 +40,14 @@ def with_saved_weights(
     """
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
+    keys = [key_of(override) for override in command.overrides]
+    unused = [*filter(ONLY_IN_TRAINING.match, keys)]
+    if unused:
+        log.warning("%s: changes nothing, because %s does not train", ", ".join(unused), command.verb)
     load_path = experiment.trainer.get("load_path")
     training_only = build.classes_with("only_in_training", experiment.callbacks)
     if run is None and load_path is None:
-        if any(key_of(override).split(".")[0] in ("model", "experiment") for override in command.overrides):
+        if any(key.split(".")[0] in ("model", "experiment") for key in keys):
             return experiment.without_callbacks(training_only), {BASELINE: "true"}
         advice = Advice(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
@@ -42,7 +55,7 @@ def with_saved_weights(
             "with model=... alone, the model is used as it is before training"
         )
         raise ValueError(advice.with_facts(key="RUN"))
-    if run is not None and "trainer.load_path" in map(key_of, command.overrides):
+    if run is not None and "trainer.load_path" in keys:
         raise WrongKey("trainer.load_path", "RUN gives the weights already; leave one of the two out", repr(load_path))
     key = "trainer.load_path" if run is None else "RUN"
     path = run or load_path

@@ -185,6 +185,15 @@ def test_a_record_that_was_changed_is_compared_with_the_checkpoint(
     assert f"INFO: {change}" in forked
 
 
+def test_typed_keys_that_only_training_uses_are_named(tmp_path: Path, run_here: Any):
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
+    useless = ("optimizer=sgd", "optimizer.lr=0.2", "trainer.max_duration=3ep")
+    error = run_here("eval", "run", *useless, "data.eval_batch_size=100", code=0).err
+    assert "optimizer, optimizer.lr, trainer.max_duration: changes nothing, because eval does not train\n" in error
+    assert "data.eval_batch_size" not in error
+    assert "changes nothing" not in run_here("eval", "run", code=0).err  # the keys of the run itself are no mistake
+
+
 def test_weights_are_named_once(tmp_path: Path, run_here: Any):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     for verb in ("eval", "predict"):

@@ -216,6 +216,9 @@ def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror:
         print_to_stderr(f"INFO: {CONFIG} or {OVERRIDES} of {typed} was changed, or written by someone else")
     plain = [override for override in recorded if _is_plain(override)]
     directory, has_all = config_dir_of(recorded, arguments, record.is_own)
+    if not (record.folder / OVERRIDES).exists():
+        has_all = False  # without them, conf/ composes another experiment
+        print_to_stderr(f"INFO: {typed} has no {OVERRIDES}; the recorded config is used")
     options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
     with composing():
         composed, accepted = compose_accepted(plain, options)

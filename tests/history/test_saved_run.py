@@ -194,6 +194,17 @@ def test_typed_keys_that_only_training_uses_are_named(tmp_path: Path, run_here: 
     assert "changes nothing" not in run_here("eval", "run", code=0).err  # the keys of the run itself are no mistake
 
 
+def test_a_lost_overrides_file_is_named_and_the_config_is_used(tmp_path: Path, run_here: Any):
+    run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
+    (tmp_path / "run/overrides.yaml").unlink()
+    error = run_here("rerun", "run", *QUIET, "hydra.run.dir=again", code=0).err
+    assert (
+        "INFO: run has no overrides.yaml; the recorded config is used\n" in error and "conf/ has changed" not in error
+    )
+    first, again = (yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in ("run", "again"))
+    assert first == again
+
+
 def test_weights_are_named_once(tmp_path: Path, run_here: Any):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     for verb in ("eval", "predict"):

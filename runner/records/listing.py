@@ -59,7 +59,10 @@ class SavedFolder:
 
     @property
     def identity(self) -> object:
-        """The device and inode of the folder, which are the same for every link and path to it."""
+        """What a run shares only with its copies and links: when it began, in which process; or else its inode."""
+        result = self.result
+        if result is not None and result.started:
+            return result.started, result.pid, result.host
         status = self.folder.stat()
         return status.st_dev, status.st_ino
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_the_folds_of_a_seed_count_as_their_mean(outputs: Path, run_here: Any):
     assert "the folds of a seed count as their mean" in text.replace("\n         ", " ")
     table = run_here("table", "outputs/d", code=0).out
     assert "(2) |" in table and "each mean is also over folds.held_out" not in table
+
+
+def test_copies_and_links_of_a_run_count_once(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95] * 8, lr=0.3)
+    shutil.copytree(outputs / "a/seed2", outputs / "a/copy")
+    (outputs / "a/link").symlink_to(outputs / "a/seed0")
+    comparison = compare_last(run_here, "outputs/a", "outputs/b")
+    assert comparison["n"] == [8, 8] and comparison["means"][0] == pytest.approx(0.9025)
+    assert "(8)" in run_here("table", "outputs/a", code=0).out
+    error = run_here("verdict", "outputs/a/seed2", "outputs/a/copy", code=125).err
+    assert "contain the run outputs/a/seed2" in error
 
 
 def test_candidates_are_chosen_by_conditions_and_a_lower_loss_is_better(outputs: Path, run_here: Any):

@@ -79,8 +79,8 @@ class Choice:
     @property
     def comment(self) -> str:
         """The comment at the top of its file, without commands and hardware."""
-        said = [line for line in self._top if not line.startswith(("@package", "python -m runner"))]
-        return re.sub(r"^Hardware: .*?(\(mean[^)]*\)|unknown)\. ?", "", " ".join(said))
+        lines = [line for line in self._top if not line.startswith(("@package", "python -m runner"))]
+        return re.sub(r"^Hardware: .*?(\(mean[^)]*\)|unknown)\. ?", "", " ".join(lines))
 
     @property
     def summary(self) -> str:

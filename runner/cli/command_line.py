@@ -64,7 +64,7 @@ def is_word(argument: str) -> bool:
 
 
 def only_typed(arguments: Sequence[str], *sections: str) -> str:
-    """Return the only one of some sections with a typed key; '' for no or several sections."""
+    """Return the one of these sections that has a typed key; '' if none or several have one."""
     named = {*sections} & {key_of(argument).partition(".")[0] for argument in arguments}
     return named.pop() if len(named) == 1 else ""
 
@@ -115,7 +115,7 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(Advice(f"{argument}: is a group, written with a slash: {fix}").with_facts(fix=fix))
         if argument == "hydra/job_logging=disabled":
             fix = "~callbacks.console_summary ~callbacks.progress_bar"
-            raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
+            raise ValueError(f"{argument}: warnings need it; to print nothing else, use {fix}")
         if name in ("--shell-completion", "-sc"):
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
         if name in TAKE_VALUES - {"--info", "-i"} and (not value or value.startswith("-")):

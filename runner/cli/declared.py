@@ -1,4 +1,4 @@
-"""Reads, without imports, the kind of value that a key's parameter declares for strings, such as a path."""
+"""Finds, without imports, which kind of string a key's parameter takes, such as a path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.terminal.commands import in_quotes
 _KINDS = {name: kind for name, hint in vars(values).items() for kind in values.kinds_in(hint)}
 """The kind that each name in `runner.files.values` declares."""
 _UNREADABLE = re.compile(r"(\+{0,2}[\w.]+)=([^\[\]{}'\"$]*[^\[\]{}'\",$\w\s./:@%+*?|-][^\[\]{}'\"$]*)", re.ASCII)
-"""An override without quotes, brackets and interpolations whose value Hydra's grammar refuses."""
+"""An override without quotes, brackets or interpolations whose value Hydra's grammar refuses."""
 _QUOTED = {Kind.PATH, Kind.INNER_PATH, Kind.ADDRESS, Kind.HUB_NAME, Kind.SECRET}
 _HYDRAS = {"hydra.run.dir": Kind.PATH, "hydra.sweep.dir": Kind.PATH, "hydra.sweep.subdir": Kind.INNER_PATH}
 
@@ -41,7 +41,7 @@ def chosen(arguments: Sequence[str], known: Sequence[Choice]) -> list[Choice]:
 
 
 def kinds_at(key: str, arguments: Sequence[str], choices: Sequence[Choice]) -> set[Kind]:
-    """Return the kinds of value that a key's string may be; empty if its parameter is unknown, or takes any text.
+    """Return the kinds of string that a key takes; empty if its parameter is unknown, or takes any text.
 
     Args:
         key: the full key, such as `data.path`.
@@ -60,7 +60,7 @@ def kinds_at(key: str, arguments: Sequence[str], choices: Sequence[Choice]) -> s
 def with_quotes(arguments: Sequence[str]) -> list[str]:
     """Put quotes around paths and addresses that Hydra cannot read without them, such as `data.path=~/x`.
 
-    In a sweep, each of the paths between commas gets its own. Elsewhere, values with a comma stay unchanged, because
+    In a sweep, each path between commas is quoted separately. Elsewhere, values with a comma stay unchanged, because
     they may be lists. A `~` at the start of a path becomes the home directory, as in a shell.
     """
     unreadable = [_UNREADABLE.fullmatch(argument) for argument in arguments]

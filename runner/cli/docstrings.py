@@ -108,7 +108,7 @@ def _made_from(node: ast.Assign, name: str) -> str:
 
 
 def _with_inherited(definition: Definition, node: ast.AST, module: Path, links: int) -> Definition:
-    """Return a definition with the arguments that a dataclass inherits placed first."""
+    """Return a definition; if it is a dataclass, its inherited arguments come first."""
     if not (isinstance(node, ast.ClassDef) and definition.is_dataclass and links):
         return definition
     for base in node.bases:

@@ -28,12 +28,12 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
     row = _row(key)
     if row is None:
         return None
-    shown = "..." if value is None or str(value).startswith("[") else str(value)  # no text takes a list
+    shown = "..." if value is None or str(value).startswith("[") else str(value)  # no advice fits a list
     text = row.get("values", {}).get(shown.lower(), row.get("write", ""))
     if shown[-1:].isalpha():  # a time keeps its own unit
         text = text.replace("{}ba", "{}").replace("{}ep", "{}")
     text = text.replace("{}", shown)
-    if text.startswith(f"{key}="):  # the key exists here, only not in this run
+    if text.startswith(f"{key}="):  # the key exists here, just not in this run
         return None
     note = row.get("note", "").replace("{}", shown)
     return Advice("; ".join(filter(None, [text and f"write {text}", note]))).with_facts(fix=_as_argument(text))

@@ -1,4 +1,4 @@
-"""Corrects commands spelled as elsewhere, with keys instead of this project's verbs, words and options."""
+"""Corrects commands that use keys, as other tools do, instead of this project's verbs, words and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = {
 _FLAGS = {"output": ("json", "--json"), "allow_code": ("true", "--allow-code"), "skip_finished": ("false", "--afresh")}
 """Keys that correspond to options without a value, with the key's value that the option means."""
 DASHES = ("--resume", "--rerun", "--mode")
-"""Options elsewhere that are verbs here, or take a verb."""
+"""Options of other tools that are verbs here, or take a verb."""
 
 
 class _Argument(NamedTuple):
@@ -45,7 +45,7 @@ class _Argument(NamedTuple):
 def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     """Refuse keys that are verbs, words or options on this command line, and show the command to type instead.
 
-    `arguments` are those beside the verb.
+    `arguments` are all but the verb.
 
     Raises:
         ValueError: an argument has such a key.

@@ -55,7 +55,7 @@ class Verb:
         imports_kept_code: whether it imports the modules kept with the run instead of the current ones.
         judges: whether its exit code is an answer for `git bisect run`: 0 is good, 1 is bad, and 125, after a refusal,
             skips the commit.
-        needs_experiment: whether its config must describe a complete experiment, and its run must have trained.
+        needs_experiment: whether its config must describe a complete experiment, and its saved run must have trained.
         has_objective: whether it returns an objective to compare the jobs of a sweep by.
         can_be_swept: whether it may run as a job of a sweep.
     """

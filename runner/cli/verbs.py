@@ -86,7 +86,7 @@ _ROWS = (
         options=(
             Option("sort", str, "", "a metric, key or field to sort by, with - in front for the largest first"),
             Option("format", ("table", "csv"), "table", "format of the list"),
-            Option("limit", int, None, "most runs to list; 0: all (default: 25 in a table, otherwise all)"),
+            Option("limit", int, None, "number of runs to list; 0: all (default: 25 in a table, otherwise all)"),
         ),
         composes=False,
     ),
@@ -143,9 +143,9 @@ _ROWS = (
         words="[RUN]",
         options=(
             Option("batches", int, 40, "batches to train"),
-            Option("kills", int, 5, "kills: during start-up, training, the end of an epoch, or a save"),
+            Option("kills", int, 5, "number of kills, during start-up, training, the end of an epoch, or a save"),
             Option("seed", int, 0, "seed for the moments of the kills"),
-            Option("save-interval", str, "5ba", "between checkpoints, as a time string"),
+            Option("save-interval", str, "5ba", "time between checkpoints, such as 5ba"),
             Option("patience", int, 600, "seconds without a new batch after which a run counts as hung"),
             Option(
                 "without",
@@ -250,7 +250,7 @@ _ROWS = (
         group=_MANY,
         words="[SETTING...]",
         options=(
-            Option("margin", float, None, "largest difference of the objective that counts as none"),
+            Option("margin", float, None, "differences of the objective up to this count as none"),
             Option("best", bool, False, "finds the best of all, instead of comparing each with the first"),
             Option("max-seeds", int, 30, "seeds after which it ends undecided, at least 6"),
             Option("budget", str, "", "time after which no seed is started, such as 2h"),
@@ -307,7 +307,12 @@ _ROWS = (
         example="runner export RUN model.pt",
         words="RUN FILE",
         options=(
-            Option("form", ("merged", "adapter"), "merged", "in a folder: adapters in their model, or for peft alone"),
+            Option(
+                "form",
+                ("merged", "adapter"),
+                "merged",
+                "in a folder: adapters merged into the model, or alone for peft",
+            ),
             Option("dtype", ("float32", "bfloat16", "float16"), "float32", "in a folder: the type of the weights"),
             Option("tokenizer", str, "", "in a folder: a model whose tokenizer is written too"),
             Option("base", str, "", "folder or model with the frozen weights that the run left out, if it has moved"),
@@ -354,7 +359,7 @@ _ROWS = (
 )
 
 VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
-"""All verbs by name, in the order of lists for users."""
+"""All verbs by name, in the order in which they are listed for users."""
 
 TRAINING = tuple(verb.name for verb in _ROWS if verb.trains)
 """Names of the verbs that train, whose runs can be resumed."""

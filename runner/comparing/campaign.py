@@ -51,7 +51,7 @@ class Campaign:
         """Return the campaign of a name, in the file `campaigns/NAME.json` of a folder.
 
         Raises:
-            WrongKey: the name is none for a file.
+            WrongKey: the name cannot be a file's name.
         """
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise WrongKey("--campaign", "must be a name of letters, digits, _, . and -", repr(name))

@@ -45,7 +45,7 @@ Pair = tuple[str, ...]
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run to compare; `config` has a value for each dotted key. A baseline is a model before training."""
+    """A finished run to compare; `config` has a value for each dotted key. A baseline is an untrained model."""
 
     saved: SavedFolder
     result: Result
@@ -152,15 +152,15 @@ def pair_of(run: FinishedRun, keys: Sequence[str]) -> Pair:
 
 
 def find_candidate(text: str, key: str, columns: Columns = NOTHING_NAMED, with_baselines: bool = False) -> Candidate:
-    """Return the candidate whose runs a text selects; runs that trained nothing are left out, but for baselines.
+    """Return the candidate whose runs a text selects; runs that trained nothing are left out, except baselines.
 
     Args:
-        text: words, separated by blanks: folders of runs or sweeps, globs, files of results, and conditions such as
+        text: words, separated by spaces: folders of runs or sweeps, globs, files of results, and conditions such as
             `model=resnet8`. Conditions alone select from all runs in `outputs/` except forks. Or `mlflow:NAME`, an
             experiment in MLflow, perhaps followed by a filter in MLflow's language.
         key: the key for which the text was typed, for error messages.
         columns: the columns of results from elsewhere that the user named.
-        with_baselines: whether baselines count beside trained runs; otherwise they count only if no run was trained.
+        with_baselines: whether baselines count too if there are trained runs.
 
     Raises:
         WrongKey: a word is neither a folder nor a condition, or no trained run is selected.
@@ -314,7 +314,7 @@ def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[
             raise ValueError(f"{a.name!r} and {b.name!r} cannot be compared by {metric}: {reason}")
     budgets = [{run.budget for run in side.runs} for side in (a, b)]
     is_known = "" not in budgets[0] | budgets[1]
-    allows_budget = allows_budget or not is_known or {"none"} in budgets  # a baseline is compared with any training
+    allows_budget = allows_budget or not is_known or {"none"} in budgets  # a baseline has no length of training
     if budgets[0] != budgets[1] and not allows_budget:
         shown = " and ".join(", ".join(sorted(limits)) for limits in budgets)
         fix = "runner verdict compares them with --budget any"

@@ -24,7 +24,7 @@ SAFE = (
     "run_name",  # the run continues in the same folder and the same MLflow run
     "experiment_name",  # the run continues in the same MLflow run
     "objective",  # only sweeps use it, to compare their jobs
-    "vars",  # the keys that use these values change with them, and are judged themselves
+    "vars",  # the keys that use these values are checked themselves
     "test",  # it happens after training
     "budget",  # a schedule stretches with it, as with trainer.max_duration
     "init_weights",  # a resumed run loads the weights of its checkpoint

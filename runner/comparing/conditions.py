@@ -1,4 +1,4 @@
-"""Conditions on runs, such as `eval/loss<0.2 model=resnet8`, and their order."""
+"""Selects runs by conditions, such as `eval/loss<0.2 model=resnet8`, and sorts them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Condition:
 
 
 def parse_conditions(text: str, key: str = "CONDITION") -> list[Condition]:
-    """Return the conditions in a text, which are separated by blanks."""
+    """Return the conditions in a text, which are separated by spaces."""
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -47,7 +47,7 @@ def parse_conditions(text: str, key: str = "CONDITION") -> list[Condition]:
     for part in parts:
         match = _CONDITION.fullmatch(part)
         if match is None:
-            reason = "must be name, sign and value without blanks, such as eval/loss<0.2 or model=resnet8"
+            reason = "must be name, sign and value without spaces, such as eval/loss<0.2 or model=resnet8"
             raise WrongKey(key, reason, repr(part))
         condition = Condition(*match.groups())
         if condition.sign in ("<", "<=", ">", ">=") and to_number(condition.value) is None:

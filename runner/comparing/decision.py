@@ -40,7 +40,7 @@ DRAWS = 50_000  # random sign patterns or divisions otherwise
 BLOCK = 10_000_000  # random numbers drawn at a time
 MOST_RESAMPLES = 400_000  # up to this number of distinct resamples, all are enumerated: of 11 values, or of 6 and 6
 RESAMPLES = 9_999  # random resamples otherwise
-MOST_NEEDED = 1_000  # more values than anyone would train
+MOST_NEEDED = 1_000  # more runs than anyone would train
 SIMULATED = 10  # up to this number of pairs, or of values in both samples together, power is simulated
 DATASETS = 4_000  # simulated at a time
 NORMAL = NormalDist()
@@ -169,8 +169,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def flip_signs(differences: np.ndarray) -> float:
     """Return the two-sided p-value of the hypothesis that paired differences `(n,)` have the mean 0.
 
-    If the values of each pair could as well be exchanged, each difference is as likely with the other sign, and all 2^n
-    sign patterns are equally likely. So p is the fraction of patterns with at least the observed |sum| (Fisher 1935).
+    If the two values of a pair could just as well be swapped, both signs of each difference, and so all 2^n sign
+    patterns, are equally likely. So p is the fraction of patterns with at least the observed |sum| (Fisher 1935).
     With random patterns, the observed one counts as well: p is (1 + count) / (1 + draws) (Phipson and Smyth 2010).
     """
     observed = abs(differences.sum()) * (1 - ROUNDING)
@@ -286,8 +286,8 @@ def _draw_means(sample: np.ndarray, generator: np.random.Generator) -> np.ndarra
 def smallest_p(n: int, m: int | None = None) -> float:
     """Return the smallest possible p-value of a test of `n` pairs, or of samples of `n` and `m` values.
 
-    Of 2^n sign patterns, two have the largest |sum|: all signs equal. Of all divisions, it is the one into smallest and
-    largest values, and with equal sizes also the same with the samples exchanged.
+    Of 2^n sign patterns, two have the largest |sum|: all signs equal. Of all divisions, only the one into smallest and
+    largest values has it and, if the samples have equal sizes, the same division with the samples swapped.
     """
     if m is None:
         exact = 2.0 ** (1 - n)

@@ -10,7 +10,7 @@ The bet on a difference d is tanh(k d / s), with s the root mean square of the d
 differences with mean m and variance v, that is the best bet if k / s = m / v: given its size |d|, the odds of a
 positive sign are exp(2 m |d| / v), so 1 + tanh(m d / v) is the likelihood ratio. The best k is unknown, so the wealth
 is split evenly over several, half of it on either sign. Nothing is assumed about the distribution except its symmetry,
-and every pair of values drawn alike has a symmetric difference.
+and the difference of two values from the same distribution is always symmetric.
 
 Sources:
     Ville, Etude critique de la notion de collectif, 1939; Ramdas, Grunwald, Vovk and Shafer, Game-theoretic statistics
@@ -25,7 +25,7 @@ import math
 import numpy as np
 
 BETS = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
-"""Values of k. Six differences with equal signs decide at a level of 0.05, the fewest that can with both signs."""
+"""Values of k. At a level of 0.05, six differences of the same sign decide, the fewest possible in a two-sided test."""
 WIDEST = 1e3  # bounds farther from the differences than this many times their range count as unbounded
 MOST_EXPECTED = 200  # further pairs; more are not predicted
 CANDIDATES = 200  # centers that are tried on each side

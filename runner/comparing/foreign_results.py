@@ -130,7 +130,7 @@ def read_mlflow(text: str, columns: Columns, key: str) -> list[ForeignRun]:
     """Return the runs of an MLflow experiment.
 
     Args:
-        text: `mlflow:NAME`, perhaps with a filter in MLflow's language after a blank.
+        text: `mlflow:NAME`, perhaps with a filter in MLflow's language after a space.
         columns: the columns that the user named.
         key: the key for which the text was typed, for error messages.
     """
@@ -147,7 +147,7 @@ def read_mlflow(text: str, columns: Columns, key: str) -> list[ForeignRun]:
 
 
 def _logged_row(run: Any) -> _Row:
-    """Return a run of MLflow, with the metrics that were logged last."""
+    """Return a run of MLflow, with the last logged value of each metric."""
     facts = {name: value for name, value in run.data.tags.items() if _is_any(name, (*DATA, *LENGTHS))}
     inputs = run.inputs.dataset_inputs if run.inputs is not None else []
     contexts = [{tag.key: tag.value for tag in entry.tags}.get("mlflow.data.context", "") for entry in inputs]
@@ -175,7 +175,7 @@ class _Roles:
 
 
 def _find_roles(rows: Sequence[_Row], columns: Columns) -> _Roles:
-    """Return what the columns are, as they were named, or else guessed."""
+    """Return the roles of the columns, as the user named them or else guessed."""
     names = [*dict.fromkeys(name for row in rows for name in row.values)]
     cells = {name: [row.values.get(name) for row in rows] for name in names}
     distinct = {name: len({*map(to_text, values)}) for name, values in cells.items()}
@@ -194,7 +194,7 @@ def _find_roles(rows: Sequence[_Row], columns: Columns) -> _Roles:
         measured = [name for name in described if name in requested or name in single]
     plain = [name for name in described if name not in measured]
     folds = [name for name in plain if _is_any(name, FOLDS)][:1]
-    # Text that differs in all rows, such as a path, is no setting.
+    # Text that differs in all rows, such as a path, is not a setting.
     repeated = [name for name in plain if distinct[name] < max(len(rows), 2) and name not in folds]
     varying = [name for name in repeated if distinct[name] > 1]
     named = _first(NAMES, varying)
@@ -282,7 +282,7 @@ def _json_rows(path: Path, text: str, key: str) -> Iterable[_Row]:
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, Mapping):
-            raise WrongKey(key, f"line {number} is no JSON object", repr(str(path)))
+            raise WrongKey(key, f"line {number} is not a JSON object", repr(str(path)))
         if content:
             yield _Row(f"{path}:{number}", _values(content))
 
@@ -310,7 +310,7 @@ def _values(cells: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _value(cell: Any) -> Any:
     """Return a cell as a number if it is one; None if it is empty or NaN. Whole numbers are integers, as seeds are."""
-    cell = cell.item() if hasattr(cell, "item") else cell  # a scalar of NumPy
+    cell = cell.item() if hasattr(cell, "item") else cell  # a NumPy scalar
     if isinstance(cell, str):
         cell = cell.strip()
         if re.fullmatch(r"[+-]?\d{1,300}", cell):

@@ -1,4 +1,4 @@
-"""Several runs in one table: outcomes, metrics, and the differences of their configs and surroundings."""
+"""Several runs in one table: outcomes, metrics, and the differences of their configs and environments."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def check(experiment: Experiment, passed: set[str] | None = None, is_new: bool =
 
 
 def once(passed: set[str], what: object, check: Callable[[], object]) -> None:
-    """Run a check, unless it has `passed` before for something with the same `repr`."""
+    """Run a check of `what`, unless it has already passed for something with the same `repr`."""
     mark = repr(what)
     if mark not in passed:
         check()
@@ -94,7 +94,7 @@ def build(
 ) -> Trainer:
     """Return the Trainer of an experiment that has passed `check`; it continues from `resume` if set. All ranks.
 
-    A loader of `new_rows` replaces the data, which is not read; the model must be one that can be made without it.
+    If `new_rows` is given, this loader replaces the data, which is not read; the model must not need the data.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -121,8 +121,8 @@ def build(
 def make_parts(experiment: Experiment, uploads: bool = True) -> dict[str, Any]:
     """Return all objects of an experiment except model and data, by the names of the Trainer's arguments.
 
-    These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers. With `uploads=False`,
-    for trials, no checkpoints go to a mirror.
+    Callbacks and algorithms are dicts by config key. With `uploads=False`, for trials, no checkpoints are copied to a
+    mirror.
     """
     parts = {
         "callbacks": {key: section.make() for key, section in experiment.callbacks.items()},
@@ -137,7 +137,7 @@ def make_parts(experiment: Experiment, uploads: bool = True) -> dict[str, Any]:
 
 
 def make_data(experiment: Experiment) -> tuple[Any, Any]:
-    """Return the training data and the evaluation data of an experiment; the latter includes test data."""
+    """Return the training data and the evaluation data of an experiment; the latter includes any test data."""
     section = experiment.data
     data = section.make()
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
@@ -170,9 +170,9 @@ def make_new_rows(experiment: Experiment, path: Path) -> Any:
 def make_model_and_data(
     experiment: Experiment, try_out: Callable[[Any], None] | None = None
 ) -> tuple[Experiment, Any, tuple[Any, Any]]:
-    """Return the experiment with what its model takes from the data, the model, and the data. All ranks.
+    """Return the experiment, its model's config filled in from the data; the model; and the data. All ranks.
 
-    The data comes last, after `try_out(model)`, unless the model needs it to be made.
+    The data is read last, after `try_out(model)`, unless the model cannot be made without it.
     """
     import torch
 
@@ -230,7 +230,7 @@ def make_destinations(callbacks: Mapping[str, Section]) -> list[LoggerDestinatio
 
 @contextmanager
 def naming_hooks(experiment: Experiment) -> Iterator[None]:
-    """Add to any exception of a callback or algorithm its config section, as facts and as a note."""
+    """When a callback or algorithm raises, add its config section to the exception, as facts and as a note."""
     try:
         yield
     except Exception as error:
@@ -255,7 +255,7 @@ def _check_trainer(section: Section, ranks: int | str) -> None:
 
 
 def checkpoint_of(key: str, path: str) -> Path:
-    """Return the checkpoint or the file of weights that the value of a config key refers to."""
+    """Return the checkpoint or weights file that the value of a config key refers to."""
     from runner.checkpoints.files import find_checkpoint
     from runner.checkpoints.weights import is_weights_file
 
@@ -269,7 +269,7 @@ def checkpoint_of(key: str, path: str) -> Path:
 
 
 def make_optimizers(sections: Mapping[str, Section]) -> Any:
-    """Return the optimizer of an experiment, or a dict of optimizers by submodule; most are factories.
+    """Return the optimizer of an experiment, usually a factory, or a dict of optimizers by submodule.
 
     A factory that takes parameters is tried on a tiny model, to report wrong arguments before the model is made.
     """
@@ -289,7 +289,7 @@ def make_optimizers(sections: Mapping[str, Section]) -> Any:
 
 
 def _try_on_model(parts: Mapping[str, Any], model: Any, experiment: Experiment) -> None:
-    """Try factories that take the model before data is read, unless an algorithm may still change it at INIT."""
+    """Before data is read, try factories that take the model, unless an algorithm may still change it at INIT."""
     from runner.core.engine import overrides
     from runner.optim.factories import submodule
     from runner.optim.param_groups import takes_model

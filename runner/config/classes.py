@@ -1,12 +1,12 @@
 """Fills in what a model takes from its data: the number of classes, their names, and their weights.
 
-In the config of a model, some values stand for those of the training data or, without data, for recorded ones:
+Some values in a model's config are filled in from the training data or, without data, from a recorded config:
 
-    num_classes: null, num_labels: null     the number of classes; these keys may also be its module's
-    class_weights: balanced                 a weight for each class, which make all classes count alike
-    classes: null, or no such key           the names of the classes, if there are any and the model takes them
+    num_classes: null, num_labels: null     the number of classes; these keys may also be in `module`
+    class_weights: balanced                 one weight per class, so that all classes count equally
+    classes: null, or no such key           the names of the classes, if the data has any and the model takes them
 
-The config that checkpoints and loggers record has the values of the data.
+Checkpoints and loggers record the config with these values filled in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUMBERS = ("num_classes", "num_labels")
 
 
 def needs_data(experiment: Experiment) -> bool:
-    """Return whether the model cannot be made before the data has been read; names of classes can come later."""
+    """Return whether the model cannot be made before the data has been read; class names can be set later."""
     plain = experiment.model.plain
     return plain.get("class_weights") == BALANCED or None in _numbers_in(plain)
 
@@ -59,7 +59,7 @@ def with_classes(experiment: Experiment, train: Any) -> Experiment:
 def without_data(experiment: Experiment, recorded: Mapping[str, Any] | None = None) -> Experiment:
     """Return an experiment whose model can be made without data.
 
-    What the data would say comes from the model in a config that a checkpoint has `recorded`, or stands for two
+    Values that the data would fill in come from `recorded`, the config in a checkpoint; without one, the model gets two
     classes.
     """
     plain = experiment.model.plain
@@ -73,7 +73,7 @@ def without_data(experiment: Experiment, recorded: Mapping[str, Any] | None = No
 
 
 def _filled(plain: Mapping[str, Any], number: int | None, weights: Any, names: Any) -> dict[str, Any]:
-    """Return the config of a model with these values in place of those that stand for them."""
+    """Return the config of a model with these values filled in."""
 
     def fill(part: Mapping[str, Any]) -> dict[str, Any]:
         return {key: number if key in NUMBERS and value is None else value for key, value in part.items()}
@@ -90,14 +90,14 @@ def _filled(plain: Mapping[str, Any], number: int | None, weights: Any, names: A
 
 
 def _check_multi_label(plain: Mapping[str, Any], train: Any, labels: Any) -> None:
-    """Check that the model expects any number of classes for a sample if, and only if, the data has them."""
+    """Check that the model is multi-label if, and only if, the data is."""
     from runner.data.classes import is_multi_label
 
     module = plain.get("module")
     overrides = module.get("overrides") if isinstance(module, Mapping) else None
     if is_multi_label(train):
         if plain.get("multi_label") is False and "problem_type" not in (overrides or {}):
-            reason = "in this data, a sample has any number of classes; give model.multi_label=true"
+            reason = "in this data, a sample can have any number of classes; give model.multi_label=true"
             raise WrongKey("model.multi_label", reason, "False")
     elif plain.get("multi_label") and labels is not None:
         reason = "in this data, a sample has one class; give model.multi_label=false"
@@ -105,7 +105,7 @@ def _check_multi_label(plain: Mapping[str, Any], train: Any, labels: Any) -> Non
 
 
 def _balance(train: Any, labels: Any, number: int | None) -> list[float]:
-    """Return the weights that 'balanced' stands for; in made-up data, all classes count alike."""
+    """Return the weights that 'balanced' stands for; with fake data, all weights are 1."""
     from runner.data.classes import balanced_weights
     from runner.data.fake import FakeLoader
 
@@ -124,7 +124,7 @@ def _balance(train: Any, labels: Any, number: int | None) -> list[float]:
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> list[int | None]:
-    """Return the numbers of classes in the config of a model and of its module, None for each that is missing."""
+    """Return the numbers of classes in the config of a model and of its module; None for each that is null."""
     parts = [part for part in (plain, plain.get("module")) if isinstance(part, Mapping)]
     return [part[key] for part in parts for key in NUMBERS if key in part]
 

@@ -123,7 +123,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def about_unknown(key: str, known: Iterable[str]) -> str:
-    """Return advice on an unknown key at the top of a config."""
+    """Return advice on an unknown top-level key."""
     near = nearest(key, known, 0, "python -m runner --cfg job lists them.")
     return near + f" A value of your own goes into vars: +vars.{key}=..."
 

@@ -29,7 +29,7 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueEr
 
 
 class Explanation(NamedTuple):
-    """A text that explains a fault in a configuration, with facts about the fault."""
+    """A text that explains an error in a configuration, with facts about it."""
 
     text: str
     key: str = ""

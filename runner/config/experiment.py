@@ -94,7 +94,7 @@ class Experiment:
 
     @cached_property
     def folds(self) -> Section | None:
-        """The section of the folds, which says what data cross-validation leaves out."""
+        """The section of the folds, which says which data cross-validation leaves out."""
         return self._section("folds") if self.plain["folds"] else None
 
     @cached_property

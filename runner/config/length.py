@@ -1,4 +1,4 @@
-"""The length of training if a budget determines it, before and after the budget is measured."""
+"""The length of training with a budget, before and after the budget is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.training.budget import Budget
 def check_budget(experiment: Experiment, is_new: bool = True) -> None:
     """Check that the budget of an experiment can be measured.
 
-    A saved run, which is not new, may have the ratio of another budget.
+    A saved run, which is not new, may have a `scale_schedule_ratio` that an earlier budget set.
 
     Raises:
         WrongKey: another key contradicts the budget.
@@ -24,7 +24,7 @@ def check_budget(experiment: Experiment, is_new: bool = True) -> None:
         return
     duration = _asked(experiment)
     if duration.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
-        reason = "the length to which the budget scales training and its schedule must be in epochs or batches"
+        reason = "must be in epochs or batches, because the budget scales it"
         raise WrongKey("trainer.max_duration", reason, repr(str(duration)))
     if is_new and (ratio := experiment.trainer.get("scale_schedule_ratio", 1.0)) != 1.0:
         raise WrongKey("trainer.scale_schedule_ratio", "a budget sets it; leave one of them out", repr(ratio))
@@ -58,7 +58,7 @@ def fitted(experiment: Experiment, batches: int, batches_per_epoch: int | None) 
     except ValueError:
         reason = "the data does not define the length of an epoch; with a budget, give batches, such as 1000ba"
         raise WrongKey("trainer.max_duration", reason, repr(str(duration))) from None
-    ratio = (batches + 0.5) / float(length)  # the Trainer drops the half
+    ratio = (batches + 0.5) / float(length)  # the Trainer rounds down
     return experiment.changed(budget=str(replace(experiment.budget, batches=batches))).with_trainer(
         scale_schedule_ratio=ratio
     )

@@ -23,8 +23,8 @@ _FOR_HYDRA = re.compile(r"-|[+~]*hydra(=|[./](mode|searchpath|callbacks)\b)")
 def is_one_job(arguments: Sequence[str]) -> bool:
     """Return whether a command runs one job and needs nothing else from Hydra.
 
-    To find out, Hydra composes the config once more, which takes a fifth of a second. The runner's own `conf/` has no
-    influence on it, so the typed arguments decide.
+    To find out, Hydra would compose the config once more, which takes a fifth of a second. Nothing in the runner's
+    `conf/` affects the answer, so the typed arguments are enough.
     """
     return is_enabled("composing") and not any(map(_FOR_HYDRA.match, arguments))
 

@@ -55,7 +55,7 @@ def _configures_hydra(file: Path, folder: Path) -> bool:
         text = file.read_text(encoding="utf-8")
     except Exception:
         return False  # Hydra cannot read it either, and reports that if the file is chosen
-    # The package of the file is in its text; that of one of its defaults may be spelled with escapes there.
+    # The file's own package is a comment, so only in its text; one in its defaults may be escaped in the text.
     if re.search(r"@(package\s+)?[\w.]*hydra", f"{text}\n{content}"):
         return True
     section = content.get("hydra", {}) if isinstance(content, dict) else {}

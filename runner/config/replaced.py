@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 def without_replaced(
     config: DictConfig, overrides: Sequence[str], options: Sequence[str]
 ) -> tuple[DictConfig, list[str]]:
-    """Return a config without the keys that recipes set for replaced choices, and these keys.
+    """Return a config without the keys that recipes set for replaced choices, and a list of these keys.
 
     Args:
         config: the config, without Hydra's section.
@@ -83,7 +83,7 @@ def _leaves(content: Any, sections: Collection[str]) -> Iterator[Path]:
 
 
 def _is_typed(leaf: Path, keys: Sequence[str]) -> bool:
-    """Return whether a key was typed, or a key inside or above it."""
+    """Return whether this key, or one inside or above it, was typed."""
     name = f"{'.'.join(leaf)}."
     return any(name.startswith(f"{key}.") or f"{key}.".startswith(name) for key in keys)
 

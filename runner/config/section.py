@@ -85,7 +85,7 @@ class Section:
         """
         find_in_working_directory(self.plain)
         with self.named(among):
-            for inner in self.nested():  # only rank 0 has checked, and so imported, the targets before
+            for inner in self.nested():  # only rank 0 ran the checks, which import the targets
                 prepare_import(inner.target)
             if supplied:
                 return hydra.utils.instantiate({**self.plain, "_partial_": True}, _convert_="all")(**supplied)
@@ -108,7 +108,7 @@ class Section:
                 cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
                 inner = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)  # of a target inside the section
                 failed = f"{self.path}.{inner[1]}" if inner else self.path
-            if not isinstance(cause, CONFIG_ERRORS) and self.path != "trainer":  # it runs hooks, which may have bugs
+            if not isinstance(cause, CONFIG_ERRORS) and self.path != "trainer":  # the Trainer's hooks may have bugs
                 failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
                 failure.__cause__ = cause
                 cause = failure

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 SHORT = 3e8
-"""Floating-point operations of a short step, about 5 ms of one core, see `benchmarks/threads.py`."""
+"""A short step has fewer floating-point operations than this, about 5 ms on one core; see `benchmarks/threads.py`."""
 
 
 def use_one_thread_if_short(state: State) -> None:
@@ -19,7 +19,7 @@ def use_one_thread_if_short(state: State) -> None:
 
     In short steps, waiting for other threads costs as much as they save, and many times that on a busy machine. The
     decision depends on the config alone, never on a measurement, so the same command gives the same numbers. Nothing
-    changes for steps on a GPU, models that do not know their operations, and data read from files.
+    changes for steps on a GPU, models that cannot count their operations, and data read from files.
     """
     from runner.data.loaders import TensorLoader  # imports torch
 
@@ -27,7 +27,7 @@ def use_one_thread_if_short(state: State) -> None:
     if state.device.type != "cpu" or not isinstance(loader, TensorLoader):
         return
     operations = None
-    with suppress(Exception):  # of a batch that does not fit the model, which the first forward pass reports
+    with suppress(Exception):  # if the batch does not fit the model, the first forward pass reports it
         operations = state.unwrapped_model.flops_per_batch(next(loader.first(1)))
     if operations is not None and operations < SHORT:
         use_one_thread()

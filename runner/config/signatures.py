@@ -1,4 +1,4 @@
-"""Checks of a config section against the signature of its `_target_`, made before the target is called."""
+"""Checks a config section against the signature of its `_target_`, before the target is called."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
 
 
 def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """Check that arguments that may be None are not set to the text 'None': that is Python, and YAML has null."""
+    """Check that no argument that may be None is set to the text 'None', which in YAML is written null."""
     for key, value in section.items():
         if value == "None" and key in parameters and parameters[key].default is None:
             raise WrongKey(f"{path}.{key}", Advice("write null for no value").with_facts(meant="null"), repr(value))
@@ -174,7 +174,7 @@ def _check_types(
             shown = " or ".join(dict.fromkeys(_in_words(hints[key])))
             shown = shown or (hint if isinstance(hint, str) else inspect.formatannotation(hint))
             if isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value) and _fits(yaml.safe_load(value), hints[key]):
-                shown += "; a variable of the environment is text, ${oc.decode:${oc.env:NAME}} reads it"
+                shown += "; an environment variable is text, which ${oc.decode:${oc.env:NAME}} parses"
             reason = Advice(f"{section['_target_']} takes {shown}").with_facts(allowed=_listed(hints[key]))
             raise WrongKey(f"{path}.{key}", reason, repr(value))
 
@@ -216,7 +216,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _without_marks(hint: Any) -> tuple[Any, Any]:
-    """Return the origin of an annotation, such as `list` for `list[int]`, and the annotation without marks."""
+    """Return the origin of an annotation, such as `list` for `list[int]`, and the annotation without `Annotated`."""
     while get_origin(hint) is Annotated:
         hint = hint.__origin__
     return get_origin(hint) or hint, hint

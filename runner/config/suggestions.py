@@ -31,13 +31,13 @@ EXTRAS = {
 """The packages to install for choices from Hydra plugins."""
 
 
-MOST_MEANT = 3  # keys that one message suggests
+MOST_MEANT = 3  # suggestions per message
 
 # In all of these cases, Hydra raises the same class without attributes; only the start of the message differs.
 NO_SUCH_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 KEY_EXISTS = re.compile(r"Could not append to config\. An item is already at '([^']+)'")
 NO_SUCH_GROUP = re.compile(r"In '([^']+)': Could not override '([^']+)'")  # the file, and the group
-OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # before a list, an assertion fails
+OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # a list there fails an assertion
 IN_SEARCH_SPACE = re.compile(r"[+~]+hydra\.sweeper\.params\b")
 CHOSEN_TWICE = re.compile(r"Multiple values for ([\w/]+)")
 LIST_FOR_SECTION = re.compile(r"Error merging override (?!hydra\.)([^=]+)=\[")
@@ -51,7 +51,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         typed = [text for text in overrides if "=" in text and f"{key_of(text)}/{text.partition('=')[2]}" == missing]
         if typed and "/" in typed[0].partition("=")[2]:
             group = key_of(typed[0])
-            text = f"{typed[0]}: takes the name of a file in conf/{group}/; --config-dir=<folder> adds a conf/ of yours"
+            text = f"{typed[0]}: takes the name of a file in conf/{group}/; --config-dir=<folder> adds your own conf/"
             return Advice(text).with_facts(key=group)
         group, _, name = missing.rpartition("/")
         return _as_advice(_about_choice(group, name, error.options or (), overrides)).with_facts(key=group)
@@ -69,7 +69,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         return _as_advice(_about_missing_key(match[1], error, overrides, conf)).with_facts(key=match[1])
     if match := KEY_EXISTS.match(text):
         typed = [override.lstrip("+") for override in overrides if override.startswith(f"+{match[1]}=")][-1:]
-        text = f"+{match[1]}: is there already; write {match[1]}=... without the +"
+        text = f"+{match[1]}: is already set; write {match[1]}=... without the +"
         return Advice(text).with_facts(key=match[1], fix="".join(typed))
     if match := NO_SUCH_GROUP.match(text):
         return _about_override_in_file(match[1], match[2], conf)
@@ -105,7 +105,7 @@ def is_empty_choice(error: Exception) -> bool:
 def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
     """Yield a sentence for each typed `callbacks=a` or `algorithms=a` that replaces all defaults of its list.
 
-    Names that include `none` or one of the defaults are clearly intended to replace, so they get no sentence.
+    If the names include `none` or one of the defaults, the user clearly means to replace, and gets no sentence.
     """
     for group in LISTS:
         typed = [override for override in overrides if override.startswith(f"{group}=")]
@@ -141,7 +141,7 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
 def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     """Return a message about text that is not an override; a single word may be a choice of some group, or a verb."""
     if not typed:
-        return "'': an argument is empty; a variable of the shell may not be set"
+        return "'': an argument is empty; a shell variable may be unset"
     if typed.endswith((".yaml", ".yml")) and "=" not in typed:
         name = Path(typed).stem
         text = f"{typed}: a file is chosen by its group; put it into conf/experiment/ and write experiment={name}"
@@ -256,7 +256,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
         if node is None and depth:
             return f"{key}: {above} is null in this run; runner help {above} shows what sets it"
         if not isinstance(node, Mapping):
-            return f"{key}: {above} is a single value, it has no keys"
+            return f"{key}: {above} is a single value and has no keys"
         if part not in node:
             group = parts[0]
             if depth == 1 and (advice := _about_absent(group, part, conf)):
@@ -280,12 +280,12 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             return f"{key}: {where}; " + (nearest(part, known) if above else about_unknown(key, known))
         node = node[part]
     if node is None:
-        return f"{key}: is null, there is nothing to remove"
+        return f"{key}: is already null; there is nothing to remove"
     return f"{key}: is not in this run; add it with +{key}=..."
 
 
 def _takes(target: Any, name: str) -> bool:
-    """Return whether a class or function declares a parameter, as far as its source says."""
+    """Return whether a class or function declares a parameter, according to its source."""
     definition = find_definition(target) if isinstance(target, str) else None
     return definition is not None and name in definition.annotations
 
@@ -294,7 +294,7 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
     """Return advice on a callback or algorithm that is not in a run; None if its name is unknown."""
     files = [path.stem for path in (conf / group).glob("*.yaml") if path.stem != "none"]
     if name in files:
-        text = f"{name!r} is not part of this run; it is added with +{group}={name}"
+        text = f"{name!r} is not part of this run; add it with +{group}={name}"
         return Advice(text).with_facts(fix=f"+{group}={name}")
     if group not in LISTS:
         return None
@@ -302,12 +302,12 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
         return Advice(f"there is no {name!r}; ") + foreign
     if not (near := difflib.get_close_matches(name, files, n=1)):
         return None
-    text = f"there is no {name!r}; did you mean {near[0]!r}? It is added with +{group}={near[0]}"
+    text = f"there is no {name!r}; did you mean {near[0]!r}? Add it with +{group}={near[0]}"
     return Advice(text).with_facts(fix=f"+{group}={near[0]}")
 
 
 def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the keys in a section with the longest common ending with a missing key, if there are only a few."""
+    """Return the keys in a section that share the longest ending with a missing key, if there are only a few."""
     known = [key for key in _keys(section, path) if not key.startswith("vars.")]
     for start in range(len(parts)):
         end = ".".join(parts[start:])
@@ -331,7 +331,7 @@ def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str
 
     If that fails, return the config of the chosen groups alone or, if that fails too, the default config.
     """
-    # Options and their values are left out; a value has no key.
+    # Leave out options and their values, which have no '='.
     keyed = [word for word in overrides if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     kept = [override for override in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", override)]
     # The second attempt, in case another key is wrong as well.

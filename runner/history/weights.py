@@ -26,7 +26,7 @@ ONLY_IN_TRAINING = re.compile(
 )
 """The keys that change nothing unless a run trains."""
 BASELINE = "runner.baseline"
-"""Tag of a run that uses a model with its initial weights, as they are before training."""
+"""Tag of a run that uses an untrained model, with its initial weights."""
 
 
 def with_saved_weights(
@@ -52,11 +52,11 @@ def with_saved_weights(
         advice = Advice(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
             "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has; "
-            "with model=... alone, the model is used as it is before training"
+            "with model=... alone, the untrained model is used"
         )
         raise ValueError(advice.with_facts(key="RUN"))
     if run is not None and "trainer.load_path" in keys:
-        raise WrongKey("trainer.load_path", "RUN gives the weights already; leave one of the two out", repr(load_path))
+        raise WrongKey("trainer.load_path", "RUN already gives the weights; leave one of the two out", repr(load_path))
     key = "trainer.load_path" if run is None else "RUN"
     path = run or load_path
     if experiment.test == "best" and run is not None and command.verb == "eval":

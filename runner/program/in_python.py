@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from runner.training.trainer import Trainer
 
 _loading = threading.RLock()  # all threads share torch's generator, which is seeded to make a model
-_folders = 0  # the number of folders on which this process has agreed with other ranks
+_folders = 0  # how many run folders this process has agreed on with other ranks
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
@@ -182,10 +182,9 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
             trainer.fit()  # trains that batch, bit for bit; another fit() trains the next one
             print(trainer.state.total_loss, trainer.state.outputs)
 
-    It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's own
-    callbacks run, but destinations do not; they write into a temporary folder. On the same number of ranks as the run,
-    everything is equal bit for bit; from now on, torch uses the same number of CPU threads as in the run. The run is
-    only read.
+    It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's
+    callbacks write into a temporary folder; its destinations do not run. With as many ranks as the run had, everything
+    is equal bit for bit. From now on, torch uses as many CPU threads as the run did. The saved run is not changed.
 
     Args:
         run: 'latest', a run's folder, or its MLflow id.

@@ -207,7 +207,7 @@ def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedR
 
 
 def _parent_of(experiment: Experiment, saved: SavedRun | None) -> Experiment | None:
-    """Return the experiment of the run that a fork begins from, completed where its record has gaps."""
+    """Return the experiment of the run that a fork begins from; keys that its record lacks come from the fork."""
     return None if saved is None else experiment.changed(**saved.config)
 
 
@@ -314,7 +314,7 @@ def run(job: Job) -> Objective:
     verb = job.command.row
     if is_rank_zero():
         for difference in job.differences:
-            print_to_stderr(f"INFO: {difference}")  # goes to the log of a job of a sweep
+            print_to_stderr(f"INFO: {difference}")  # in a sweep, to the job's log
     threads = keep_threads(job) if verb.trains else job.threads
     with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
         if verb.on_all_ranks:

@@ -88,7 +88,7 @@ def test_a_section_that_fits_its_signature_passes(fitting: Mapping[str, Any]):
         (section("Plain", needed=1, self=2), "group.key.self: .* has no such argument"),
         (
             section("Plain", needed="1"),
-            f"group.key.needed='1': {HERE}.Plain takes a whole number; a variable of the environ",
+            f"group.key.needed='1': {HERE}.Plain takes a whole number; an environment variable is text",
         ),
         (section("Plain", needed=1.5), "needed=1.5: .* takes a whole number$"),
         (section("Plain", needed=True), "needed=True: .* takes a whole number$"),

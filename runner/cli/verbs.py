@@ -231,7 +231,7 @@ _ROWS = (
     ),
     Verb(
         "verdict",
-        help="tells whether B is better than A, or how many seeds are missing",
+        help="tells whether B is better than A, or how many more seeds are needed",
         example="runner verdict experiment=digits_plain experiment=digits_fast",
         group=_MANY,
         words="RUNS [RUNS...]",

@@ -223,7 +223,7 @@ def _runs_in(folder: Path) -> Iterator[SavedFolder]:
     excluded = left_out(folder) if (folder / SWEEP).exists() else []
     if excluded:
         names = ", ".join(path.name for path in excluded)
-        print_to_stderr(f"INFO: left out, because they are not what the sweep {folder} asks for: {names}")
+        print_to_stderr(f"INFO: left out, because they do not match the sweep {folder}: {names}")
     yield from (run for run in find_runs(folder) if run.folder not in excluded)
 
 

@@ -48,7 +48,7 @@ ROUNDING = 1e-9
 
 
 class Anytime(NamedTuple):
-    """Statistics of paired differences that stay valid if someone looks after every pair, see `evidence`.
+    """Statistics of paired differences that stay valid if someone checks after every pair, see `evidence`.
 
     Attributes:
         p: two-sided p-value, corrected for the number of comparisons.

@@ -1,6 +1,6 @@
 """Evidence about the differences of pairs that may be looked at after every pair, without a planned number of them.
 
-A p-value for a planned number of pairs is wrong once someone looks after each pair and stops at the first p below 0.05.
+A p-value for a planned number of pairs is wrong if someone checks it after each pair and stops at the first below 0.05.
 An e-process is not. It is the wealth of a gambler who starts with 1 and bets on the sign of each difference. If the two
 settings are equal, both signs are equally likely whatever came before, and even given the size of the difference, so no
 bet is favorable: the expected wealth stays 1 at any time, and the wealth ever reaches 1 / level with a probability of

@@ -97,7 +97,7 @@ class Recorder:
         if config is not None and not isinstance(config, Mapping):
             raise wrong_argument("config", config, allowed, TypeError)
         check_whole("after_batch", after_batch, 0, "a number of batches")
-        reason = "must be 0 for a new run; give the folder of the run that goes on"
+        reason = "must be 0 for a new run; give the folder of the run to continue"
         refuse_if(after_batch > 0 and folder is None, "after_batch", after_batch, reason)
         self.folder: Path | None = None
         self._state = LoopState(config=to_plain(config or {}), after_batch=after_batch)
@@ -339,7 +339,7 @@ def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
     shown = str(folder)
     before = read_result(folder)
     if before is None:
-        refuse_if(after_batch > 0, "folder", shown, f"no run to go on with after batch {after_batch}")
+        refuse_if(after_batch > 0, "folder", shown, f"holds no run to continue after batch {after_batch}")
         names = [path.name for path in folder.glob("*") if not path.name.startswith(".")]
         if (folder / RESULT).exists() or names:
             check_unused(folder)
@@ -347,7 +347,7 @@ def _check_folder(folder: Path, identity: str, after_batch: int) -> None:
     verb = Record(folder).verb
     reason = f"holds a run of `runner {verb}`; choose a new folder"
     refuse_if(verb != OWN_LOOP, "folder", shown, reason)
-    reason = "holds a run with another config; choose a new folder, or give after_batch to go on"
+    reason = "holds a run with another config; choose a new folder, or give after_batch to continue it"
     refuse_if(before.identity != identity and after_batch == 0, "folder", shown, reason)
 
 

@@ -60,7 +60,7 @@ def differences(recorded: Mapping[str, Any]) -> list[str]:
     commit = git_commit()
     before = printable(recorded.get("git_commit") or "")[:10]
     if before and commit and before != commit[:10]:
-        lines.append(f"the run was made at git commit {before}, this is {commit[:10]}")
+        lines.append(f"the run was made at git commit {before}; this is {commit[:10]}")
     packages = recorded.get("packages")
     versions = [
         printable(f"{name} {recorded_version}, now {_version(name)}")

@@ -19,7 +19,7 @@ from runner.device.batch import tensors
 log = logging.getLogger("runner")
 
 SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random
-LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
+LIBRARIES = ("torch", "torchmetrics")  # their classes are identified by name alone
 
 
 def describe_evaluators(state: State) -> dict[str, str]:
@@ -51,7 +51,7 @@ def warn_of_other_data(before: Mapping[str, str], now: Mapping[str, str]) -> Non
         if before.get(size, now[size]) != now[size]:
             change = f"{before[size]} -> {now[size]} samples"
         elif before.get(data, now[data]) != now[data]:
-            change = "other samples"
+            change = "different samples"
         else:
             continue
         consequence = "its metrics cannot be compared with earlier ones"

@@ -77,7 +77,7 @@ def check_unused(run_dir: Path) -> None:
     names = [name for name in REPLACED if os.path.lexists(run_dir / name)]
     if names and not read_object(run_dir / RESULT):
         raise WrongConfig(
-            f"hydra.run.dir={show_path(run_dir)!r}: has {', '.join(names)}, which no run has written and a run would "
+            f"hydra.run.dir={show_path(run_dir)!r}: has {', '.join(names)}, which no run wrote but a run would "
             "replace; choose a new folder"
         )
 
@@ -139,7 +139,7 @@ def begin_log(run_dir: Path) -> str:
 
 
 def watch(folder: Path) -> None:
-    """Let `remove_unused` check later those of a folder and its parents that do not exist yet."""
+    """Note which of a folder and its parents do not exist yet, for `remove_unused` to check later."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     _made.extend(reversed(new))
 

@@ -79,7 +79,7 @@ class SavedFolder:
 
     @property
     def is_own_loop(self) -> bool:
-        """Whether `runner.Recorder` recorded it; its config has any keys, and its evaluation is unknown."""
+        """Whether `runner.Recorder` recorded it; its config may have any keys, and its evaluation is unknown."""
         return self.verb == OWN_LOOP
 
     @property

@@ -1,4 +1,4 @@
-"""Records uncommitted changes of tracked files as a patch, and large files by their digest."""
+"""Records uncommitted changes to tracked files as a patch, and large files by their digest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def patch() -> bytes:
         return b""
     large = [file for files, _ in parts for file in files]
     if large:
-        log.warning("git.patch has only size and digest of large files that have changed: %s", first_of(large))
+        log.warning("git.patch has only the size and digest of large files that have changed: %s", first_of(large))
     return b"".join([*(f"# not recorded: {file}\n".encode() for file in large), *(changes for _, changes in parts)])
 
 
@@ -92,7 +92,7 @@ def _patch(folder: Path, root: Path) -> tuple[list[str], bytes]:
         filtered = {path for path, name in zip(fields[0::3], fields[2::3], strict=False) if name in names}
     if filtered:
         shown = first_of([f"{inside}{path}" for path in sorted(filtered)])
-        log.warning("git's filters are not run, so changes of these files are not recorded: %s", shown)
+        log.warning("git's filters are not run, so changes to these files are not recorded: %s", shown)
     room = TOTAL
     large: list[_Change] = []
     for change in sorted(changes, key=lambda change: change.size):

@@ -30,7 +30,7 @@ OWN_LOOP = "own loop"
 RUN_NAME = "run_name"
 """In the environment: the name of the run."""
 FROM_CHECKPOINT = "from_checkpoint"
-"""In the environment: the checkpoint with which the session began; null at the beginning of a run."""
+"""In the environment: the checkpoint from which the session began; null at the beginning of a run."""
 FROM_BATCH = "from_batch"
 """In the environment: the batch after which the session began."""
 
@@ -156,7 +156,7 @@ class Record:
     @cached_property
     def is_own(self) -> bool:
         """Whether this user made the record, and nobody has changed it since."""
-        if not all((self.folder / name).is_file() for name in (*SIGNED, SIGNATURE)):  # reading a pipe would never end
+        if not all((self.folder / name).is_file() for name in (*SIGNED, SIGNATURE)):  # reading a pipe would hang
             return False
         try:
             signature = (self.folder / SIGNATURE).read_bytes()

@@ -43,7 +43,7 @@ def check_unfinished(state: State, may_be_over: bool = False) -> None:
     now = state.timestamp
     end = state.max_duration
     trained = now.get(end.unit)
-    is_longer = end.unit in (TimeUnit.EPOCH, TimeUnit.BATCH) and trained > end  # other lengths are exceeded in part
+    is_longer = end.unit in (TimeUnit.EPOCH, TimeUnit.BATCH) and trained > end  # runs overshoot other units
     if is_longer or (now >= end and not may_be_over):
         reason = f"this run has trained {trained} already" if is_longer else "this run has finished"
         raise ValueError(

@@ -33,7 +33,7 @@ TIME = "time"
 """The name of the objective that counts the seconds of training, without evaluations."""
 Objective = float | list[float] | None
 """The return value of a job of a sweep: its objective, all of them if there are several, or None."""
-LARGEST = 4_000_000  # bytes of a result that is read; one of ours has a few thousand
+LARGEST = 4_000_000  # bytes; larger results are not read, and ours have a few thousand
 
 
 @dataclass
@@ -63,10 +63,10 @@ class Result:
         forked_at: the batch of the parent after which it began.
         base: digests of the frozen weights that checkpoints leave out; empty without any.
         adapter: digest of the weights that were trained on this base, as evaluations use them; empty without a base.
-        class_weights: weights of the classes in the loss, also those that `balanced` stood for; empty without any.
-        batches: batches trained when training ended regularly; 0 until then.
-        seconds: time of `fit` and tests in all sessions that ended, without building objects before and waiting for
-            MLflow after; for other verbs, the time of evaluations or predictions.
+        class_weights: weights of the classes in the loss, including those that `balanced` stood for; empty without any.
+        batches: batches trained when training ended normally; 0 until then.
+        seconds: time of `fit` and tests in all sessions that ended, excluding the time to build objects before and to
+            wait for MLflow after; for other verbs, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.records.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: the error in its JSON form, see `runner.terminal.answer.error_object`; None without one.

@@ -53,7 +53,7 @@ def claims(sweep: Path, but: Collection[str] = ()) -> Iterator[Claim]:
 
 
 def drop_claim(sweep: Path, key: str) -> None:
-    """Remove the claim of a job, and with the last claim their folder."""
+    """Remove the claim of a job, and the folder of claims with the last one."""
     (sweep / CLAIMS / key).unlink(missing_ok=True)
     with suppress(OSError):  # the folder is not empty
         (sweep / CLAIMS).rmdir()

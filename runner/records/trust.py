@@ -57,9 +57,9 @@ def check_arguments(
 ) -> None:
     """Check that another user's record runs no command, sends nothing elsewhere, and uses no files outside its folder.
 
-    The targets have passed `check_targets`, and are imported here: each must be defined under the name it goes by, not
-    merely imported there. The parameter that a string is bound to declares its kind. Keys that were typed now replace
-    the recorded values.
+    The targets have passed `check_targets`, and are imported here: each must be defined where its name says, not merely
+    imported there. The parameter that a string is bound to declares its kind. Keys that were typed now replace the
+    recorded values.
     """
     if record.is_own:
         return

@@ -138,7 +138,7 @@ def _keep_earlier(run_dir: Path) -> Path | None:
 
 
 def _set_aside(goes_on_from: Path, session: Path) -> None:
-    """Move later checkpoints than the one that a run resumes from to the folder of its earlier session."""
+    """Move checkpoints later than the one that a run resumes from to the folder of its earlier session."""
     from runner.records.set_aside import set_aside_later
 
     folder = session / "checkpoints"

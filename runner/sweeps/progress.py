@@ -58,7 +58,7 @@ class SweepProgress:
         self._live = ExitStack()
 
     def start(self) -> None:
-        """Print the jobs that earlier commands ended, and start to watch the others."""
+        """Print the jobs that ended in earlier commands, and start watching the others."""
         jobs = "" if self._total is None else f": {self._total} {'job' if self._total == 1 else 'jobs'}"
         self._print(f"{self._sweep.name}{jobs} in {show_path(self._sweep.folder)}")
         console = make_console()
@@ -138,7 +138,7 @@ class SweepProgress:
     def _remaining_seconds(self) -> float | None:
         """Return an estimate of the remaining seconds; None if the number of jobs is unknown, or if all have ended.
 
-        It assumes that jobs take as long as those so far, and that as many as now run in parallel.
+        It assumes that jobs take as long as those so far, and that as many run in parallel as now.
         """
         if self._total is None or len(self._ended) >= self._total:
             return None

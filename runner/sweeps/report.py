@@ -45,7 +45,7 @@ dt { font-weight: bold; float: left; clear: left; width: 6em } dd { margin: 0 0 
 @media print { body { margin: 0; max-width: none } div { overflow: visible } td { white-space: normal } }
 """
 VERDICTS = """A verdict compares a setting with the first, over equal seeds. <em>tied</em>: the difference may be
-chance, so either may be better. <em>worse</em>: it is not, at a level of 5 % for all settings together.
+chance, so either may be better. <em>worse</em>: it is not chance, at a level of 5 % for all settings together.
 <em>leads</em>: first, but tied with others. <em>best</em>: all others are worse."""
 
 

@@ -234,7 +234,7 @@ def begin(config: DictConfig) -> None:
         if command.run is None:
             check_jobs(jobs, current.launcher, current.passed)
             current.leave_out_unplanned(config, jobs)
-        if current.contest is not None:  # a command that is refused is no comparison
+        if current.contest is not None:  # a refused command compares nothing
             current.contest.enter_campaign(current.identity)
         current.destinations = build.make_destinations(jobs[0].callbacks)
         for destination in current.destinations:
@@ -311,7 +311,7 @@ def _choose_name(config: DictConfig, swept: list[str], folder: Path) -> tuple[st
 
 
 def check_choice(typed: Command, hydra_config: Any, experiment: Experiment, saved: SavedRun | None) -> None:
-    """Refuse choices that work only in sweeps, for a single run.
+    """For a single run, refuse choices that work only in sweeps.
 
     A saved run may be a job of a sweep, whose recorded choices are allowed.
     """

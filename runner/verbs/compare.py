@@ -1,4 +1,4 @@
-"""`runner compare RUN_A RUN_B`: shows runs side by side, and from their digests the first batch where they diverge.
+"""`runner compare RUN_A RUN_B`: shows runs side by side, and uses digests to find the first batch where they diverge.
 
 It lists status, time, metrics, and differences in configs and environments. Each run with digests from the callback
 `state_digest` is compared with the first such run; the exit code is 1 if they differ.

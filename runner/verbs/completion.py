@@ -96,7 +96,7 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
     if current.startswith("-"):
         own = {f"--{option.name}": option.help for option in verb.options}
         always = ("--help", "--json", "--config-dir")
-        general = {name: says for name, says in OPTIONS.items() if name in always or _takes(verb, name)}
+        general = {name: text for name, text in OPTIONS.items() if name in always or _takes(verb, name)}
         return (own | general).items()
     of_run = chosen(arguments, known)
     if equals:
@@ -136,10 +136,10 @@ def _names(current: str, known: Sequence[Choice], of_run: Sequence[Choice]) -> C
     if current.startswith("~"):
         yield from ((f"~{choice.group}.{choice.name}", choice.summary) for choice in of_run if choice.group in LISTS)
         return
-    for group, says in GROUPS.items():
+    for group, purpose in GROUPS.items():
         if any(choice.group == group for choice in known):
-            yield f"{'+' if group in LISTS else ''}{group}=", says
-            yield f"{group}=", says
+            yield f"{'+' if group in LISTS else ''}{group}=", purpose
+            yield f"{group}=", purpose
     for key in (*top_keys(), *_keys(of_run)):
         end = key.name.find(".", len(current))
         yield (f"{key.name}=", f"{key.comment} [{key.value}]") if end < 0 else (key.name[: end + 1], "")

@@ -1,7 +1,7 @@
 """`runner eval RUN`: evaluates the weights of a saved run, and trains nothing.
 
-Without RUN, `runner eval model=... data=...` evaluates a model as it is before training: a baseline, which `verdict`
-and `table` can compare with trained runs.
+Without RUN, `runner eval model=... data=...` evaluates an untrained model: a baseline, which `verdict` and `table` can
+compare with trained runs.
 
 It uses the weights that the run's own evaluations used: if an algorithm averages weights, the average. Test data is
 evaluated only if the key `test` asks for it: `test=last`, or `test=best` for the best checkpoint.
@@ -102,7 +102,7 @@ def print_results(job: Job, trainer: Trainer, rows: Sequence[tuple[str, Any]]) -
     state = trainer.state
     load_path = job.experiment.trainer.get("load_path")
     when = f", after {state.timestamp.batch} batches" if load_path is not None and Path(load_path).is_dir() else ""
-    weights = "those of the model before training" if load_path is None else show_path(Path(load_path))
+    weights = "the initial weights of the model" if load_path is None else show_path(Path(load_path))
     lines = [("weights", f"{weights}{when}")]
     for label, value in rows:
         if isinstance(value, str):

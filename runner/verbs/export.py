@@ -108,7 +108,7 @@ def _write_folder(checkpoint: Path, folder: Path, options: Mapping[str, Any]) ->
 def _base(checkpoint: Path, typed: str) -> str:
     """Return the name of a model that was typed, or else that the user's own run recorded.
 
-    The record of somebody else's run is no reason to read from a folder, or to download.
+    Another user's record must not decide which folder is read, or what is downloaded.
     """
     if typed:
         return typed

@@ -1,8 +1,8 @@
 """`runner fork RUN BATCH`: trains a new run that begins with the state of another run after a batch.
 
 The original run stays untouched. If it has no checkpoint at that batch, the batches since the nearest earlier one
-are retrained, bit for bit. Almost anything may change, but not, for example, the class of the optimizer. `runner -m
-fork RUN ba100,ba200` begins a run at each of several batches.
+are retrained, bit for bit. Almost anything may change, except for example the class of the optimizer. `runner -m fork
+RUN ba100,ba200` begins a run at each of these batches.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ LINES = (
     ("~callbacks.progress_bar", "removes one"),
     ("-m seed=0,1,2", "a sweep: trains one job for each value"),
     ("--cfg job", "prints the composed config, and trains nothing"),
-    ("--config-dir FOLDER", "reads config groups of your own there; otherwise in conf/"),
+    ("--config-dir FOLDER", "reads your own config groups from it, instead of from conf/"),
     ("--json", "prints one JSON object for programs, with any verb"),
     ("--version", "prints the version"),
 )
@@ -35,7 +35,7 @@ MORE = (
     ("runner list GROUP", "describes each choice of a group"),
     ("runner help NAME", "explains a choice, key, class or verb"),
     ("runner completion bash", "sets up completion; also zsh and fish"),
-    ("docs/, README.md", "of the project: guides, and what a run leaves"),
+    ("docs/, README.md", "guides, and what a run writes"),
 )
 RUN = "a folder of a run, one of its checkpoints, its MLflow id, its address on a mirror, or latest"
 # Arguments that the runner itself supplies, so no config sets them.
@@ -67,9 +67,9 @@ def overview(own: Path | None = None) -> Iterator[str]:
     yield ""
     yield heading("Config groups, and their choices")
     rows = []
-    for group, says in GROUPS.items():
+    for group, purpose in GROUPS.items():
         if names := [choice.name for choice in choices(own) if choice.group == group]:
-            rows += [(group, says), ("", ", ".join(names))]
+            rows += [(group, purpose), ("", ", ".join(names))]
     yield from in_columns(rows)
     yield ""
     yield heading("More")
@@ -96,7 +96,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
         names = [*VERBS, *GROUPS, *(choice.name for choice in known), *(key.name for key in top_keys())]
         near = nearest(topic, {*names})
         instead = near if near.startswith("did") else "runner --help lists everything"
-        raise WrongKey("NAME", f"there is nothing of this name; {instead}", repr(name))
+        raise WrongKey("NAME", f"nothing has this name; {instead}", repr(name))
     for number, page in enumerate(pages):
         yield from [""] * (number > 0)
         yield from page
@@ -194,7 +194,7 @@ def _rows_of_keys(choice: Choice, package: str, definition: Definition | None) -
 
 
 def _example_of(choice: Choice, package: str) -> str:
-    """Return a command that makes a choice: the one in its file, or one with its first key of a plain value."""
+    """Return a command that makes a choice: the one in its file, or one that sets its first key with a plain value."""
     if choice.command:
         return choice.command.removeprefix("python -m ")
     if choice.group == "vars":

@@ -85,12 +85,12 @@ def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
     last = rising.rates[-1]
     smoothed = rising.smoothed
     lowest = min(smoothed)
-    at = rising.rates[smoothed.index(lowest)]
+    lowest_at = rising.rates[smoothed.index(lowest)]
     if rate is None:
         yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the plot"
     else:
         yield "ok suggestion", f"optimizer.lr={float(f'{rate:.2g}')!r}"
-    yield "lowest loss", f"{lowest:.4g} (smoothed) at {at:.3g}"
+    yield "lowest loss", f"{lowest:.4g} (smoothed) at {lowest_at:.3g}"
     if rising.diverged_at is None:
         yield "warning end", f"the loss has not diverged by {last:.3g}; a larger --end shows when it does"
     else:

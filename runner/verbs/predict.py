@@ -81,7 +81,7 @@ def _with_new_rows(job: Job, new: str, stack: ExitStack) -> tuple[Trainer, Any]:
     recorded = read_config(load_path) if load_path is not None and Path(load_path).is_dir() else None
     with config_errors():
         if (split := job.command.options["split"]) != "eval":
-            raise WrongKey("--split", "new rows have no splits; leave it or --data out", repr(split))
+            raise WrongKey("--split", "new rows have no splits; leave out --split or --data", repr(split))
         path = existing(new)
         is_known = recorded is not None or not needs_data(experiment)
         loader = build.make_new_rows(experiment, path) if is_known else None
@@ -91,8 +91,8 @@ def _with_new_rows(job: Job, new: str, stack: ExitStack) -> tuple[Trainer, Any]:
     try:
         trainer = stack.enter_context(trainer_with_weights(job))
     except WrongConfig as error:
-        reason = "only it shows the types of its columns" if is_known else "the weights do not say how many classes"
-        message = f"{error}; --data={new!r} needs this data of the run too, because {reason}"
+        reason = "only this has the types of the columns" if is_known else "the weights do not say how many classes"
+        message = f"{error}; --data={new!r} also needs the run's own data, because {reason}"
         raise WrongConfig(message, at=error.at, allowed=error.allowed, fix=error.fix) from error
     with config_errors():
         return trainer, read_new_rows(next(iter(_own_loaders(job, trainer).values())), path)

@@ -87,11 +87,11 @@ def run(job: Job) -> None:
     """Prove that an experiment resumes bit for bit, and print the verdict. Rank 0 alone.
 
     Raises:
-        SystemExit: it does not resume so; all files are kept, and the exit code is 1.
+        SystemExit: it does not; all files are kept, and the exit code is 1.
         WrongConfig: the experiment cannot be trained at all.
     """
     if any(Path(job.run_dir).iterdir()):
-        raise WrongConfig(f"{job.run_dir!r}: holds something; prove needs an empty folder", at="hydra.run.dir")
+        raise WrongConfig(f"{job.run_dir!r}: is not empty; prove needs an empty folder", at="hydra.run.dir")
     proof = Proof(job)
     print_block(job.title, [_row("folder", show_path(proof.folder))])
     try:
@@ -144,20 +144,20 @@ class Proof:
         except (SessionFailed, TimeoutError) as error:
             return Verdict("not resumed", f"after kill {len(self.kills)}, {error}")
         if not self.kills:
-            return Verdict("not killed", "it had ended before a kill came: give it more with --batches")
+            return Verdict("not killed", "it ended before the first kill: train more with --batches")
         return self._compare()
 
     def warnings(self) -> Iterator[str]:
         """Yield caveats of a good verdict, as sentences."""
         digests = read_digests(self.folder / WHOLE)
         if digests[-1]["epoch"] == 0:
-            yield f"no epoch ended before the last of {len(digests)} batches: --batches gives it more"
+            yield f"no epoch ended before the last of {len(digests)} batches: train more with --batches"
         if all(kill.moment != IN_SAVE for kill in self.kills):
-            yield "no kill came inside a save: --seed for other moments, --kills for more"
+            yield "no kill came during a save: try another --seed, or more --kills"
         if not any(kill.resumed_from for kill in self.kills):
-            yield "no kill came after a first checkpoint: --save-interval for earlier ones"
+            yield "no kill came after the first checkpoint: save earlier with --save-interval"
         if len(self.kills) < self.asked["kills"]:
-            yield "not all kills came: the run had ended before; --batches for more"
+            yield "the run ended before the last kill: train more with --batches"
 
     def write(self, verdict: Verdict) -> None:
         """Write the verdict to a file, with everything needed to reproduce it."""
@@ -214,7 +214,7 @@ class Proof:
             return Verdict("not deterministic", f"two uninterrupted runs differ: {other}")
         batch = comparison.batch or sys.maxsize
         number, kill = [row for row in enumerate(self.kills, 1) if row[1].resumed_from < batch][-1]
-        reason = f"{comparison}; it was resumed from batch {kill.resumed_from} before, after kill {number}"
+        reason = f"{comparison}; the resume before that was from batch {kill.resumed_from}, after kill {number}"
         if self._ranks > 2 and not self._deterministic:
             reason += ". Three or more ranks need trainer.deterministic=true"
         return Verdict("different", reason)

@@ -1,7 +1,6 @@
 """`runner sync`: sends MLflow, or any other destination, the data that earlier runs could not send.
 
-It sends the unsent data of all runs, or only of RUN. The exit code is 1 if something could still not be
-sent.
+It sends the unsent data of all runs, or only of RUN. The exit code is 1 if some data could still not be sent.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def run(job: Job) -> None:
     """Let each destination of a config send its unsent data. Rank 0.
 
     Raises:
-        SystemExit: something could still not be sent; the exit code is 1.
+        SystemExit: some data could still not be sent; the exit code is 1.
         WrongConfig: no destination of this config keeps unsent values.
     """
     with config_errors():

@@ -73,7 +73,7 @@ def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
                     result.measure(trainer.state, job.experiment.objective)
                     result.reported = [*result.objectives.values()]
                     raise
-                except (KeyboardInterrupt, SystemExit):  # killed or paused: the table of runs shows what it had reached
+                except (KeyboardInterrupt, SystemExit):  # killed or paused: the table of runs shows how far it got
                     result.take_metrics(trainer.state)
                     raise
             result.tested = evaluate_test_data(trainer, job.experiment.test)

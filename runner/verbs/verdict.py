@@ -1,4 +1,4 @@
-"""`runner verdict A B`: tells whether B is better than A, how certain that is, and how many seeds are missing.
+"""`runner verdict A B`: tells whether B is better than A, how certain that is, and how many more seeds are needed.
 
 A candidate is several runs with different seeds: folders of runs or sweeps, a glob, or conditions as in `runner runs`,
 on the runs in outputs/ or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same
@@ -310,7 +310,7 @@ def _anytime_advice(comparisons: Sequence[Comparison]) -> str:
     """Return when to use which p-value, or how to get one that stays valid while seeds are added."""
     if all(comparison.decision.anytime is None for comparison in comparisons):
         return "train both with equal seeds to get pairs, and with them a p that is valid after each further seed"
-    return "use it if you look after each seed; p above if their number was fixed"
+    return "use it if you check after each seed; use p above if the number of seeds was fixed"
 
 
 def _describe_missing(candidate: Candidate) -> str:

@@ -96,7 +96,7 @@ def test_changed_files_that_need_a_filter_are_named_in_a_warning(repository: Pat
     (repository / "own.py").write_text("a = 2\n")
     diff = patch()
     assert b"own.py" in diff and b"data.bin" not in diff
-    assert "changes of these files are not recorded: data.bin" in caplog.text
+    assert "changes to these files are not recorded: data.bin" in caplog.text
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -149,7 +149,7 @@ def test_a_changed_large_file_is_recorded_by_its_digest(
     assert '# not recorded: "gone.bin", which is gone' in lines
     assert lines[2].startswith('# not recorded: "lib/inner.bin", 10 bytes, blob ')
     assert "touched" not in diff.decode() and "GIT binary patch" not in diff.decode()
-    assert 'only size and digest of large files that have changed: "gone.bin", which is gone' in caplog.text
+    assert 'only the size and digest of large files that have changed: "gone.bin", which is gone' in caplog.text
     run_git(repository, "checkout", "-q", "own.py")
     subprocess.run(["git", "apply"], cwd=repository, input=diff, check=True)
     assert (repository / "own.py").read_text() == "a = 2\n"

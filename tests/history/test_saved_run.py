@@ -209,4 +209,4 @@ def test_weights_are_named_once(tmp_path: Path, run_here: Any):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     for verb in ("eval", "predict"):
         error = run_here(verb, "run", "trainer.load_path=run", code=2).err
-        assert "error: trainer.load_path='run': RUN gives the weights already; leave one of the two out\n" in error
+        assert "error: trainer.load_path='run': RUN already gives the weights; leave one of the two out\n" in error

@@ -172,7 +172,7 @@ def test_a_recorder_refuses_wrong_arguments_and_folders_and_verbs_refuse_its_run
         make_recorder(tmp_path / "none", after_batch=3)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.yaml").write_text("mine")
-    with pytest.raises(WrongConfig, match="which no run has written"):
+    with pytest.raises(WrongConfig, match="which no run wrote"):
         make_recorder(tmp_path / "full")
     with make_recorder(tmp_path / "run") as recorder:
         with pytest.raises(ValueError, match=r"loss=\(2,\): .* give one number, its mean"):

@@ -163,7 +163,7 @@ def load() -> tuple[TensorLoader, TensorLoader]:
 @pytest.mark.parametrize(
     ("content", "warnings"),
     [
-        ("8 1", ["the data of evaluator 'eval' has changed (other samples): "]),
+        ("8 1", ["the data of evaluator 'eval' has changed (different samples): "]),
         (
             "12 0",
             [

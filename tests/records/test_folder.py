@@ -65,7 +65,7 @@ def test_a_run_refuses_a_folder_with_files_of_others(tmp_path: Path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").touch()
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(WrongConfig, match=r"hydra.run.dir=.*: has config.yaml, code, which no run has written"):
+    with pytest.raises(WrongConfig, match=r"hydra.run.dir=.*: has config.yaml, code, which no run wrote"):
         check_unused(tmp_path)
     (tmp_path / RESULT).write_text("broken")
     with pytest.raises(WrongConfig, match="has config.yaml, code"):

@@ -17,7 +17,7 @@ MODEL = ("model=mlp", "data.batch_size=400", "algorithms=none", "trainer.max_dur
 def baseline(run_here: Any, tmp_path: Path) -> dict[str, Any]:
     """The result of an evaluation of an untrained model, in the folder `before`."""
     finished = run_here("eval", *MODEL, "callbacks=[mlflow_logger,checkpoint_saver]", "hydra.run.dir=before", code=0)
-    assert "those of the model before training" in finished.out
+    assert "the initial weights of the model" in finished.out
     return json.loads((tmp_path / "before" / "result.json").read_text())
 
 
@@ -59,4 +59,4 @@ def test_an_untrained_model_predicts_only_if_the_command_names_it(run_here: Any,
     predictions = torch.load(tmp_path / "predicted" / "predictions.pt", weights_only=True)
     assert predictions["probabilities"].shape == (597, 10)
     finished = run_here("eval", "data=digits", code=2)
-    assert "needs saved weights" in finished.err and "with model=... alone, the model is used as it is" in finished.err
+    assert "needs saved weights" in finished.err and "with model=... alone, the untrained model is used" in finished.err

@@ -179,7 +179,7 @@ def test_runs_are_compared_with_results_in_a_file(here: Path, run_here: Any):
         ("setting,seed,accuracy\na,0,0.1\na,,0.2\nb,0,0.3\n", "--seed-column='seed': results.csv:3 has no seed"),
         ("setting,seed,accuracy\na,0\n", "RUNS='results.csv': line 2 has 2 cells instead of 3"),
         ("seed,seed,accuracy\n0,0,1\n", "RUNS='results.csv': two columns have the name 'seed'"),
-        ('{"seed": 1}\n[1]\n', "RUNS='results.csv': line 2 is no JSON object"),
+        ('{"seed": 1}\n[1]\n', "RUNS='results.csv': line 2 is not a JSON object"),
         ("seed,accuracy\n0,0.1\n1,0.2\n", "RUNS='results.csv': is a single setting"),
         ("setting,seed,\xff", "RUNS='results.csv': must be text in UTF-8"),
     ],

@@ -208,9 +208,9 @@ def test_version_prints_the_version(run_here: Any):
     [
         (
             ["help", "ealry_stopper"],
-            "NAME='ealry_stopper': there is nothing of this name; did you mean 'early_stopper'?",
+            "NAME='ealry_stopper': nothing has this name; did you mean 'early_stopper'?",
         ),
-        (["help", "a\x1b[31m"], "NAME='a\\x1b[31m': there is nothing of this name; runner --help lists"),
+        (["help", "a\x1b[31m"], "NAME='a\\x1b[31m': nothing has this name; runner --help lists"),
         (
             ["help", "a", "b"],
             "help: takes [NAME], not a b; write runner help [NAME], such as runner help early_stopper",

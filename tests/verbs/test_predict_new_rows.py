@@ -207,7 +207,7 @@ def test_new_rows_of_numbers_need_the_training_data(tmp_path: Path, run_here: An
     (tmp_path / "train.parquet").unlink()
     errors = " ".join(run_here(*predict, code=2).err.split())
     assert "train.parquet" in errors and "Traceback" not in errors
-    reason = "needs this data of the run too, because only it shows the types of its columns"
+    reason = "also needs the run's own data, because only this has the types of the columns"
     assert f"--data='new.parquet' {reason}" in errors
 
 

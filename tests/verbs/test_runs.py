@@ -149,7 +149,7 @@ def test_csv_has_a_column_for_each_metric_and_group(three_runs: Path, run_here: 
         (["lr=0.1"], "CONDITION='lr=0.1': no run has a value of this name; write optimizer.lr"),
         (["--sort=los"], "--sort='los': no run has a value of this name"),
         (["eval/loss<small"], "CONDITION='eval/loss<small': < compares numbers"),
-        (["eval/loss"], "CONDITION='eval/loss': must be name, sign and value without blanks"),
+        (["eval/loss"], "CONDITION='eval/loss': must be name, sign and value without spaces"),
         (["name='a"], 'CONDITION="name=\'a": No closing quotation'),
         (["--format=xml"], "--format='xml': allowed: csv, table"),
         (["--limit=-1"], "--limit=-1: must be a number of runs, or 0 for all"),

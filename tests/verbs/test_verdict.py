@@ -43,7 +43,7 @@ metric   eval/MulticlassAccuracy, higher is better
 test     paired: 8 pairs of runs with equal seeds (0, 1, 2, 3, 4, 5, 6, 7),
          signs flipped
 anytime  p 0.012, interval +0.0397 to +0.058
-         use it if you look after each seed; p above if their number was fixed
+         use it if you check after each seed; use p above if the number of seeds was fixed
 differs  optimizer.lr 0.1 -> 0.3
 """
     )

@@ -20,7 +20,7 @@ from runner.records.result import SEED, Result
 
 VERB = "decide"
 SWEEPER = "decide"
-"""The choice of `hydra/sweeper`, which nobody needs to type."""
+"""The choice of `hydra/sweeper`, which users need not type."""
 EXAMPLE = "optimizer.lr=0.1,0.2, or settings in quotes: 'optimizer=sgd optimizer.lr=0.1' optimizer=adamw"
 
 
@@ -30,7 +30,7 @@ class Contender:
 
     Attributes:
         overrides: the overrides that only this setting has; may be empty.
-        folder: the folder of runs that it was typed as; empty if it was not.
+        folder: the folder of runs that was typed for it; empty if none was.
         results: the results of these runs, by seed; they count as if they had been trained for the decision.
     """
 
@@ -80,7 +80,7 @@ def as_sweep(command: Command) -> Command:
 
 
 def find_contenders(command: Command, typed: Sequence[Override]) -> list[Contender]:
-    """Return the settings to compare, the first one being what the others are compared with.
+    """Return the settings to compare; the others are compared with the first.
 
     Args:
         command: the command as `as_sweep` returns it.
@@ -97,7 +97,7 @@ def find_contenders(command: Command, typed: Sequence[Override]) -> list[Contend
             raise WrongKey(override.get_key_element(), "decide compares a list of values, such as 0.1,0.2")
     values = product(*([f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept))
     if swept and any(Path(word).is_dir() for word in command.words if word):
-        raise WrongKey(swept[0].get_key_element(), "lists values, and settings are typed as folders; do one of both")
+        raise WrongKey(swept[0].get_key_element(), "lists values, and settings are typed as folders; do one or the other")
     shared = [str(override.input_line) for override in typed if not override.is_sweep_override()]
     settings = [_find_setting(word, shared) for word in command.words] or [Contender(())]
     contenders = [
@@ -108,7 +108,7 @@ def find_contenders(command: Command, typed: Sequence[Override]) -> list[Contend
         raise WrongKey("SETTING", f"there is nothing to compare; list values, as in {EXAMPLE}")
     if len({*contenders}) < len(contenders):
         twice = next(contender for contender in contenders if contenders.count(contender) > 1)
-        raise WrongKey("SETTING", "is there twice", repr(twice.name))
+        raise WrongKey("SETTING", "is given twice", repr(twice.name))
     fixed = {key_of(override.get_key_element()) for override in typed}
     for key in (key_of(override) for setting in settings for override in setting.overrides):
         if key in fixed or key == SEED:

@@ -1,6 +1,6 @@
-"""A decision while it is made: the results of its jobs so far, and the jobs that come next.
+"""A decision in progress: the results of its jobs so far, and the jobs that come next.
 
-Everything follows from the results, so a decision that was cut off continues where it was.
+Everything follows from the results, so a decision that was cut off continues where it stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runner.sweeps.decide.contenders import Contender
 from runner.sweeps.decide.standings import Rules, Standing, compare_with_best, compare_with_first, find_leader
 
 FEWEST = math.ceil(math.log2(2 / LEVEL))
-"""The fewest seeds that can decide between two settings: with equal signs, they at most double the wealth each."""
+"""The fewest seeds that can decide between two settings: even if all agree, each at most doubles the wealth."""
 ENDED = ("FINISHED", "DIVERGED")
 
 
@@ -63,7 +63,7 @@ class Contest:
         if margin is not None and not 0 < margin < math.inf:
             raise WrongKey("--margin", "must be a difference of the objective above 0, such as 0.01", repr(margin))
         if options["max_seeds"] < FEWEST:
-            reason = f"must be at least {FEWEST}, with which a decision is possible at all"
+            reason = f"must be at least {FEWEST}; fewer seeds can never decide"
             raise WrongKey("--max-seeds", reason, repr(options["max_seeds"]))
         try:
             seconds = check_session(options["budget"] or None)
@@ -87,7 +87,7 @@ class Contest:
         """Check that runs with equal seeds were evaluated in the same way.
 
         Raises:
-            WrongKey: two settings have other evaluation data, or another number of samples or metric.
+            WrongKey: two settings differ in evaluation data, number of samples or metric.
         """
         for (index, seed), result in results.items():
             first = results.get((0, seed))
@@ -161,11 +161,11 @@ class Look:
             return []
         if not self.contest.best:
             return [0, *undecided]
-        # An equal setting goes on, because the leader may change.
+        # Equal settings go on, because the leader may change.
         return sorted({self.reference, *(index for index, row in standings.items() if row.verdict != "worse")})
 
     def next_jobs(self, places: int) -> list[tuple[int, int]]:
-        """Return the settings and seeds of the next jobs: as many seeds as needed, and as there are places for."""
+        """Return the settings and seeds of the next jobs: as many seeds as are needed and as fit into the places."""
         open = self.open
         if not open:
             return []

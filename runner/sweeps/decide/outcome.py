@@ -115,7 +115,7 @@ class Outcome:
             rows.append(("", f"{letter(index)} minus {reference}: {_describe(standing, reference, look.lower)}"))
         rows += [("", line) for line in introduce(self.contest)]
         if look.open:
-            rows.append(("", "the same command with more --max-seeds or --budget goes on from here"))
+            rows.append(("", "the same command with more --max-seeds or --budget continues from here"))
         if self.contest.campaign is not None:
             levels = ", ".join(f"{level:.2g}" for level in self.contest.levels.values())
             rows.append(("campaign", f"{self.contest.campaign.path}: p must be at most {levels}"))

@@ -107,7 +107,7 @@ def find_leader(objectives: Objectives, lower: bool) -> int:
 
 
 def compare_with_best(objectives: Objectives, rules: Rules) -> list[Standing]:
-    """Return the standing of each setting, in comparison with the leader; the leader is 'better' than itself if alone.
+    """Return the standing of each setting, in comparison with the leader; the leader itself gets no verdict.
 
     A setting is worse if any other is better than it. The truly best of k settings is called worse only if one of the
     k - 1 others seems better than it, so each of these tests has the level divided by k - 1, on one side. Equality with

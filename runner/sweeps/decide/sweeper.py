@@ -23,7 +23,7 @@ from runner.sweeps.sweep import Sweep
 
 
 class DecideSweeper(Sweeper):
-    """Trains the settings of the sweep that this process leads, with equal seeds, and looks after each.
+    """Trains the settings of the sweep that this process leads, with equal seeds, and compares them after each seed.
 
     Args:
         params: overrides for all jobs, as other sweepers have them.

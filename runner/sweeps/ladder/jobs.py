@@ -1,4 +1,4 @@
-"""`sweep=ladder` before its first job: choose the sizes of the model, and the compute with which each is trained."""
+"""Prepares `sweep=ladder`: the sizes of the model, and the compute with which each is trained."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _check_rungs(budget: Override | None) -> None:
     values = [*budget.sweep_string_iterator()] if budget.is_discrete_sweep() else [str(budget.value())]
     flops = [Budget.parse(value).flop for value in values]
     if None in flops:
-        reason = f"a ladder has equal compute, in floating-point operations; {example}"
+        reason = f"a ladder needs budgets of compute, in floating-point operations, {example}"
         raise WrongKey(BUDGET, reason, repr(values[flops.index(None)]))
     if len(set(flops)) < LEAST:
         reason = f"a ladder needs at least {LEAST} rungs: three to fit a law to, and one that is held out; {example}"

@@ -137,7 +137,7 @@ def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], tar
 
 
 def _refine(x: np.ndarray, y: np.ndarray, start: tuple[float, float, float]) -> tuple[float, float, float] | None:
-    """Return scale, exponent and floor of the least squares in log loss; None if the fit does not converge."""
+    """Return the scale, exponent and floor that fit the log loss best; None if the fit does not converge."""
     from scipy.optimize import leastsq  # `curve_fit` would also take the time for a covariance
 
     def residuals(law: np.ndarray) -> np.ndarray:

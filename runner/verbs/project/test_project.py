@@ -12,7 +12,7 @@ from runner import ClassificationModel, Trainer
 
 
 def test_the_network_learns() -> None:
-    """Train for a moment, and ask for the half circles of new points."""
+    """Train briefly, and classify new points."""
     train, evaluation = load_two_moons()
     network = TwoLayers()
     with Trainer(

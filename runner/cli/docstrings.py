@@ -15,7 +15,7 @@ from runner.files.whole import read_bounded
 
 INIT = "__init__.py"
 LARGEST = 2_000_000  # bytes of a source file to read
-MOST_LINKS = 8  # modules that import a name from one another
+MOST_LINKS = 8  # imports of a name to follow, from one module to the next
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,13 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
-    """Return default and annotation of each field of a dataclass, by name."""
+    """Return the default and the annotation of each field of a dataclass, by name."""
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
     return {ast.unparse(field.target): (field.value, field.annotation) for field in fields if _is_dataclass(node)}
 
 
 def _parameters(node: ast.FunctionDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
-    """Return default and annotation of each parameter of a function, by name."""
+    """Return the default and the annotation of each parameter of a function, by name."""
     named = node.args
     positional = [*named.posonlyargs, *named.args]
     defaults = [None] * (len(positional) - len(named.defaults)) + list(named.defaults)

@@ -237,7 +237,9 @@ _ROWS = (
         words="RUNS [RUNS...]",
         options=(
             Option("metric", str, "", "a metric other than the objective"),
-            Option("budget", ("same", "any"), "same", "whether runs that were trained for longer may be compared"),
+            Option(
+                "budget", ("same", "any"), "same", "any: compares runs that were trained for different lengths, too"
+            ),
             *_FOREIGN,
         ),
         composes=False,

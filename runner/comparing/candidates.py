@@ -350,7 +350,7 @@ def _expand(word: str) -> Iterator[Path]:
 
 
 def flatten(run: SavedFolder) -> dict[str, Any]:
-    """Return the part of a run's config that affects training, by dotted key; all of it for a loop of a user's own."""
+    """Return the part of a run's config that affects training, by dotted key; all of it for a user's own loop."""
     flat: dict[str, Any] = {}
 
     def add(key: str, value: Any) -> None:

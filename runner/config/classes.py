@@ -110,7 +110,7 @@ def _balance(train: Any, labels: Any, number: int | None) -> list[float]:
     from runner.data.fake import FakeLoader
 
     if labels is None or number is None:
-        reason = "the classes of the training samples cannot be read apart from them; give numbers"
+        reason = "the labels of the training samples cannot be read without their inputs; give numbers"
         raise WrongKey("model.class_weights", reason, repr(BALANCED))
     if isinstance(train, FakeLoader):
         return [1.0] * number

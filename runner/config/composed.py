@@ -1,4 +1,4 @@
-"""Turns a composed config into plain containers, and checks its keys and the values that configure no object."""
+"""Turns a composed config into plain containers, and checks its keys and the values outside of sections."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Experiment:
         return self.with_callbacks([key for key in self.callbacks if key not in keys])
 
     def on_devices_of(self, other: Experiment) -> Experiment:
-        """Return this experiment on the processes and the device of another one."""
+        """Return this experiment with the processes and device of another one."""
         device = other.trainer.get("device", "auto")
         return self.changed(launch=other._section("launch").plain).with_trainer(device=device)
 

@@ -72,7 +72,7 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
     config whose targets can be checked.
 
     Returns:
-        The directory, or None to compose without it; and False if that leaves out files of the run's config, else True.
+        The directory, or None to compose without it; and whether that includes all files of the run's config.
     """
     directory = typed_value(recorded, CONFIG_DIR)
     if directory is None or config_dir(typed) is not None:

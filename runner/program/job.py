@@ -218,7 +218,7 @@ def _experiment_of(
 
     In a sweep over the batches of a fork, the returned command has the batch of this job.
     """
-    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # a wrong interpolation is reported with its key
+    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # not resolved, so that to_plain reports errors
     config, dropped = without_replaced(config, typed, options_of(hydra_config))
     if dropped and hydra_config.mode is RunMode.RUN:
         print_to_stderr(about_dropped(dropped))

@@ -39,7 +39,7 @@ FORKED_AT = "runner.forked_at"
 
 
 def check_unfinished(state: State, may_be_over: bool = False) -> None:
-    """Raise a ValueError if a run has nothing left to train, or with `may_be_over`, if it has trained for longer."""
+    """Raise a ValueError if a run has nothing left to train; with `may_be_over`, only if it has trained for longer."""
     now = state.timestamp
     end = state.max_duration
     trained = now.get(end.unit)

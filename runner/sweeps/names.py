@@ -55,7 +55,7 @@ def swept_values(overrides: Sequence[str], fixed: Sequence[str]) -> dict[str, An
 
 
 def own_overrides(overrides: Sequence[str], fixed: Sequence[str]) -> list[str]:
-    """Return the overrides that are specific to a job, including the moment at which it is forked."""
+    """Return the overrides that are specific to a job, including the batch at which it is forked."""
     return [override for override in overrides if override.partition("=")[0] not in fixed]
 
 

@@ -24,7 +24,7 @@ def is_optuna(config: DictConfig) -> bool:
     return "optuna" in config.hydra.sweeper._target_
 
 
-def quieten_optuna() -> None:
+def silence_optuna() -> None:
     """Silence Optuna's own log messages, and its warnings that its Hydra sweeper uses deprecated names."""
     import optuna
 

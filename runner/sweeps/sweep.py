@@ -48,7 +48,7 @@ from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import common_name, own_overrides, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, planned_overrides, typed_overrides
 from runner.sweeps.progress import SweepProgress
-from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
+from runner.sweeps.search import is_optuna, silence_optuna, read_directions, resume_study
 
 if TYPE_CHECKING:
     from runner.core.destination import LoggerDestination
@@ -220,7 +220,7 @@ def begin(config: DictConfig) -> None:
     current.clear_notes()
     total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not define it
     if is_optuna(config):
-        quieten_optuna()
+        silence_optuna()
         results = [result for result in current.results() if result.status != "REFUSED"]
         ended = [result for result in results if current.is_over(result)]
         resume_study(config, current.id, ended, [result for result in results if result not in ended])

@@ -41,7 +41,7 @@ def make_console(width: int = 120) -> Any:
 
 
 class Unpadded:
-    """A Rich renderable, printed without blanks at the ends of its lines."""
+    """A Rich renderable, printed without trailing spaces."""
 
     def __init__(self, renderable: Any) -> None:
         self._renderable = renderable

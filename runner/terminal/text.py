@@ -1,4 +1,4 @@
-"""Formats text for a terminal or a pipe: headings, paragraphs, tables and durations. No colors, no trailing blanks."""
+"""Formats text for a terminal or a pipe: headings, paragraphs, tables and durations. No colors, no trailing spaces."""
 
 from __future__ import annotations
 

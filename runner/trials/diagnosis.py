@@ -56,7 +56,7 @@ CALL = re.compile(rf"(?:(?<![\w.])|\._?)({'|'.join(STEPS)})\(")
 """A call of a step in a line of the loops."""
 _LOOPS = re.compile(r"runner\.training\.\w+|runner\.models\.(loss|first_loss)")
 """The modules that call a model's methods during training and evaluation."""
-DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: runner check tries a few on the CPU"
+DEVICE_ASSERT = "usually a label or token out of range, which a GPU does not name: runner check tries a few on the CPU"
 
 _EVENTS = list(Event)  # in the order in which they fire
 _OF_BATCH = _EVENTS[_EVENTS.index(Event.AFTER_DATALOADER) : _EVENTS.index(Event.AFTER_BACKWARD) + 1]
@@ -102,7 +102,7 @@ def naming_fault(experiment: Experiment, choices: Choices = NO_CHOICES) -> Itera
 
 @contextmanager
 def noting_faults(experiment: Experiment, choices: Choices) -> Iterator[None]:
-    """Add notes to exceptions: the section of the hook that raised it and, as in `noting_batch`, the batch."""
+    """Add notes to exceptions: the section of the hook that raised them and, as in `noting_batch`, the batch."""
     with build.naming_hooks(experiment), noting_batch(experiment, choices):
         yield
 
@@ -192,7 +192,7 @@ def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str
     else:
         text = _what(error)
     if group := facts_of(error).works_without:
-        text += f"\n  without {group} it works"
+        text += f"\n  it works without {group}"
     if _is_device_assert(error):
         text += f"\n  {DEVICE_ASSERT}"
     text += f"\n  raised in {line}" if line is not None else ""
@@ -236,7 +236,7 @@ def _batch(error: Exception, with_outputs: bool) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         state: Any = frame.f_locals.get("state")
         if frame.f_globals.get("__name__") == "runner.training.evaluation" and "batch" in frame.f_locals:
-            batch = frame.f_locals["batch"]  # the state is that of training again
+            batch = frame.f_locals["batch"]  # the state is back to that of training
             outputs = ""
         elif batch is None and getattr(state, "batch", None) is not None:
             batch = state.batch
@@ -267,7 +267,7 @@ def _missing_class(error: Exception, experiment: Experiment) -> str:
 
 
 def _input_size(error: Exception, experiment: Experiment) -> str:
-    """Return which key of the model has to fit the size of the layer's input at an error, or ''."""
+    """Return which key of the model must match the input size of the layer that failed, or ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         layer, inputs = frame.f_locals.get("self"), frame.f_locals.get("input")
         if not isinstance(inputs, torch.Tensor):
@@ -290,10 +290,10 @@ def _is_device_assert(error: Exception) -> bool:
 
 
 def _what(error: Exception) -> str:
-    said = str(error)
+    text = str(error)
     if isinstance(error, torch.AcceleratorError):
-        said = said.partition("\n")[0]  # the other lines are the same for all of them
-    message = " ".join(said.split())
+        text = text.partition("\n")[0]  # the other lines are the same for all of them
+    message = " ".join(text.split())
     shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
     says_enough = isinstance(error, WrongArgument) or type(error) in (ValueError, TypeError)
     return shown if says_enough else f"{type(error).__name__}: {shown}"

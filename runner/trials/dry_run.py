@@ -58,14 +58,14 @@ class Findings:
         sizes: memory and sizes of checkpoints.
         groups: a line for each parameter group of the optimizers.
         data: samples and batches of each data set.
-        sample: a training sample as text, with what is trained in double brackets; empty if the data show none.
+        sample: a training sample as text, with what is trained in double brackets; empty if the data has none.
         batch: types and shapes of the batch that went through the run.
         device: 'cpu', or 'meta' if the model is too large to be tried with values.
         events: the number of events that fired.
         destinations: keys of callbacks that would write, print or connect; they are made but not called.
         refused: keys of callbacks and algorithms that read values, which tensors on the meta device do not have.
         unpredicted: why the peak memory of training cannot be predicted; empty if it can.
-        warnings: a sentence for each probable mistake that would train.
+        warnings: a sentence for each probable mistake that does not prevent training.
     """
 
     model: str = ""
@@ -127,10 +127,10 @@ def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -
     shards, split = layout_of(experiment)
     ranks = max(experiment.launch.processes(), get_world_size())
     samples = None if data.order is None else -(-data.order.batch_size // (ranks // split))
-    reading: list[str] = []
+    readers: list[str] = []
     while True:
         parts = _make_parts(experiment, findings) | {"callbacks": {}, "schedulers": None}
-        parts["algorithms"] = {key: algorithm for key, algorithm in parts["algorithms"].items() if key not in reading}
+        parts["algorithms"] = {key: algorithm for key, algorithm in parts["algorithms"].items() if key not in readers}
         try:
             with collecting_warnings([]):
                 model = make_model_on_meta(experiment)
@@ -140,17 +140,17 @@ def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -
                 peak = predict_peak(experiment, model, batch, loader, parts, ranks)
         except Exception as error:  # training itself works, as tried before
             hook = hook_at_fault(error, experiment)
-            if hook is None or hook.key in reading:
+            if hook is None or hook.key in readers:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 findings.unpredicted = f"the memory of activations: {reason}"
                 return
-            reading.append(hook.key)
+            readers.append(hook.key)
         else:
             break
     findings.sizes = at_peak(findings.sizes, peak, ranks > shards == split == 1)
-    if reading:
+    if readers:
         findings.unpredicted = (
-            f"the memory of {', '.join(reading)}: they read values, and tensors without memory have none"
+            f"the memory of {', '.join(readers)}: they read values, and tensors without memory have none"
         )
 
 
@@ -183,7 +183,7 @@ def _try_with_and_without_algorithms(
         if experiment.algorithms:
             _try_batch(experiment.changed(algorithms={}), data, Findings(device=findings.device), resume)
             annotate(error, works_without="algorithms")
-            error.add_note("without algorithms it works")
+            error.add_note("it works without algorithms")
         raise
 
 
@@ -285,7 +285,7 @@ def _make_parts(experiment: Experiment, findings: Findings) -> dict[str, Any]:
 
 
 def layout_of(experiment: Experiment) -> tuple[int, int]:
-    """Return how many ranks share one copy of the weights, or of their part of it, and how many split layers."""
+    """Return over how many ranks the weights are sharded, and over how many each layer is split."""
     section = experiment.trainer
     ranks = max(experiment.launch.processes(), get_world_size())
     split = section.get("tensor_parallel", 1) if ranks > 1 else 1
@@ -293,7 +293,7 @@ def layout_of(experiment: Experiment) -> tuple[int, int]:
 
 
 def _make_data(experiment: Experiment, findings: Findings) -> tuple[Experiment, TrialData]:
-    """Return stand-ins for the data, and the experiment with what its model takes from them."""
+    """Return the experiment, its model's config filled in from the data, and stand-ins for the data."""
     section = experiment.data
     target = section.target
     fake = hasattr(section.find_target(), "fake")

@@ -1,7 +1,7 @@
 """Kills a run in a separate process with SIGKILL, at chosen moments.
 
 The run is observed from outside, through its folder: it has a new line of digests after every batch, and a hidden
-folder during the writing of a checkpoint.
+folder while a checkpoint is written.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ cannot be combined, a precision that the device does not support. These are warn
 - a batch that is larger than the data, or smaller than the number of processes;
 - more microbatches than a batch has samples, or microbatches larger than the batch;
 - `amp_fp16` on a CPU;
-- parameters that no gradient reaches, and outputs that went through a softmax before cross entropy (both in
-  `runner.trials.dry_run`);
+- parameters that no gradient reaches (in `runner.trials.dry_run`), and outputs that went through a softmax before cross
+  entropy (in `runner.models.first_loss`);
 - keys that a class takes as `**options`, and so may ignore.
 """
 

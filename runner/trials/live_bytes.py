@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Follows the memory of all tensors that operations of this thread return, until the last reference is gone.
+    """Tracks the memory of all tensors that operations of this thread return, until the last reference is gone.
 
     Memory that an operation uses internally while it runs is not counted.
 

@@ -38,7 +38,7 @@ MOST = 60.0
 WARM_UP = 0.25  # of the trial
 WARM_BATCHES = 3
 MOST_BATCHES = 10**9
-BRIEF = 1.0  # seconds of an evaluation that is repeated, because its first time was a warm-up
+BRIEF = 1.0  # seconds; evaluations shorter than this are repeated, because the first was a warm-up
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def end_trial(state: State) -> None:
 def operations_of(state: State) -> float:
     """Return the floating-point operations of a training step on the current batch of this rank.
 
-    The model knows their number. Otherwise there are six for each weight and each token, or sample of data without
+    If the model does not know their number, they are six for each weight and each token, or sample of data without
     tokens: two in the forward pass, four in the backward pass. Kaplan et al., Scaling laws for neural language models,
     2020 (arXiv:2001.08361). That holds for weights that are used once, not for convolutions.
     """
@@ -145,8 +145,8 @@ def operations_of(state: State) -> float:
 def settle_budget(experiment: Experiment, resume: str | None) -> Experiment:
     """Return an experiment with the number of batches of its budget, and a schedule scaled to it. All ranks.
 
-    Without a budget, or if it has one already, it is returned as it is. A run that is resumed keeps the number
-    that its checkpoint has for the same budget; otherwise it is measured.
+    Without a budget, or if the number is known already, the experiment is returned unchanged. A resumed run keeps the
+    number that its checkpoint has for the same budget; otherwise it is measured.
     """
     budget = experiment.budget
     if budget is None or budget.batches is not None:
@@ -219,7 +219,7 @@ def _counter(evaluator: Evaluator, state: State) -> Callable[[int], float]:
     """Return a function from the batches of a run to the number of times that an evaluator runs, end included."""
     interval: Any = evaluator.eval_interval
     if callable(interval):
-        reason = "a function decides when to evaluate, so that the time it takes is not known; give a time string"
+        reason = "a function decides when to evaluate, so the time that takes is unknown; give a time string"
         raise WrongKey("trainer.eval_interval", f"{reason}, or a budget of training", evaluator.label)
     length: Any = interval.time
     now = state.timestamp

@@ -17,7 +17,7 @@ SAMPLES = 4
 
 
 class OneBatch:
-    """Stands in for a loader, and yields one batch an epoch: the first samples of the loader's first batch.
+    """Stands in for a loader, and yields one batch per epoch: the first samples of the loader's first batch.
 
     The loader is read only when the run needs its data. By then callbacks and algorithms have prepared it, for example
     with the policy that generates its batches. Attributes are read from and set on the real loader.

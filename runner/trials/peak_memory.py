@@ -94,8 +94,8 @@ def _pretended(ranks: int) -> Iterator[None]:
 class _OnCPU(LiveBytes):
     """Counts the memory of oneDNN and gloo, too.
 
-    The first computes the gradients of a convolution in a layout of its own. The second gathers into memory of its own,
-    and sums in a copy.
+    oneDNN computes the gradients of a convolution in a layout of its own. gloo gathers into memory of its own, and sums
+    in a copy.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,7 +145,7 @@ class _Watch(Callback):
 
 
 def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Replace the tensors of a model by fake ones, within the mode; shared tensors stay shared."""
+    """Replace the tensors of a model with fake ones, within the mode; shared tensors stay shared."""
     replaced: dict[int, tuple[Any, Any]] = {}
     for module in model.modules():
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)

@@ -53,7 +53,7 @@ class RisingRate(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         for evaluator in state.evaluators:
-            evaluator.eval_interval = Interval(0)  # only the loss of training counts
+            evaluator.eval_interval = Interval(0)  # only the training loss counts
 
     def batch_end(self, state: State, logger: Logger) -> None:
         # The intended sync: training ends when the loss diverges.
@@ -63,7 +63,7 @@ class RisingRate(Callback):
             self.rates.append(rate)
             self.losses.append(loss)
             self._mean = PAST * self._mean + (1 - PAST) * loss
-        average = self._mean / (1 - PAST ** max(1, len(self.losses)))  # corrected for its start
+        average = self._mean / (1 - PAST ** max(1, len(self.losses)))  # corrected for its start at 0
         self._smallest = min(self._smallest, average)
         if not math.isfinite(loss) or average > DIVERGED * self._smallest:
             self.diverged_at = rate

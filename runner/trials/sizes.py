@@ -18,9 +18,9 @@ class Peak(NamedTuple):
     """Memory of a process that trains a model with batches of some size; in bytes.
 
     Attributes:
-        total: the largest sum of everything that lives at once.
+        total: the largest sum of everything that is held at once.
         activations: memory of a microbatch until its backward pass begins: results of the forward pass, and itself.
-        gathered: the most whole weights at once on a rank that holds only a part of them.
+        gathered: the most weights that a rank of a sharded model gathers at once.
         microbatches: their number in a batch.
     """
 
@@ -48,9 +48,9 @@ class Sizes:
     activations: int = 0
     """Memory of a microbatch until its backward pass begins, itself included; 0 if unknown."""
     gathered: int = 0
-    """Weights of other ranks that a rank has at once."""
+    """The most weights that a rank of a sharded model gathers at once."""
     peak: int = 0
-    """The most of all this at once in a training step: activations go as gradients come. 0 if unknown."""
+    """The largest sum in a training step, in which activations are freed as gradients arrive; 0 if unknown."""
     checkpoint: int = 0
     """All files of a checkpoint."""
     checkpoint_weights: int = 0
@@ -99,7 +99,7 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
 def at_peak(sizes: Sizes, peak: Peak, replicas: bool) -> Sizes:
     """Return sizes with the peak memory of training.
 
-    `replicas` tells whether other ranks have the same whole model.
+    `replicas` tells whether other ranks hold the whole model too.
     """
     # DDP keeps averaged gradients in addition to the sums.
     total = peak.total + (sizes.gradients if replicas and peak.microbatches > 1 else 0)

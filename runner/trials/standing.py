@@ -59,7 +59,7 @@ def standing_before(
     """Yield a Trainer at the last checkpoint before a batch; its `fit` continues from there. All ranks.
 
     `fit` ends after the batch `until`. `key` names the batch in errors; without it, the batch may come after the end of
-    the run. `watchers` are callbacks to add, by key; its own run too if `watched`.
+    the run. `watchers` are callbacks to add, by key; the experiment's own run too if `watched`.
     """
     stop = {"stop": Stop(until)}
     with (
@@ -146,7 +146,7 @@ def compare_digests(run: Path, again: Path, start: int, batch: int) -> tuple[boo
     """Compare the digests of a run with those of the retrained batches.
 
     Returns:
-        Whether they are equal, or None if the run kept none; and a label and a text for people.
+        Whether they are equal, or None if the run kept none; and a label and a text to print.
     """
     from runner.checkpoints.digest import PARTS, first_difference
     from runner.distributed.ranks import get_world_size

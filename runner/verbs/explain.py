@@ -8,7 +8,7 @@ With `--json` the result has these stable keys:
 - `events`: all events in the order of their declaration, each with `event`, `when` and `runs`, which lists in order
   `name`, `does` (the first line of the hook's docstring, or null) and `why` (a list of reasons for its position);
 - `conflicts`: a sentence for each combination that is not possible;
-- `unchecked`: keys that go into the `**options` of a class, and so may not be used.
+- `unchecked`: keys that go into the `**options` of a class, and so may be ignored.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[st
             name = [*cell.candidate.choices, *alone][0]
             reason = f"the runs of {cell.candidate.name} differ in {name}; add it to --rows or --columns"
             raise WrongKey(KEY, f"{reason}, or choose one value: {name}=...", repr(candidate.name))
-    notes = [f"each mean is also over {', '.join(sorted(shared))}"] if shared else []
+    notes = [f"each mean is also taken over {', '.join(sorted(shared))}"] if shared else []
     row_values, column_values = _sorted(row for row, _ in cells), _sorted(column for _, column in cells)
     table = Table(metric, (rows, columns), row_values, column_values, cells, notes)
     _mark_best(table, lower)

@@ -168,7 +168,7 @@ def test_a_recorder_refuses_wrong_arguments_and_folders_and_verbs_refuse_its_run
         Recorder(object())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="after_batch=3: must be 0 for a new run"):
         Recorder(after_batch=3)
-    with pytest.raises(ValueError, match="no run to go on with after batch 3"):
+    with pytest.raises(ValueError, match="holds no run to continue after batch 3"):
         make_recorder(tmp_path / "none", after_batch=3)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "config.yaml").write_text("mine")

@@ -168,7 +168,7 @@ def test_a_device_assert_adds_a_note_about_check():
 
 def test_a_device_assert_in_the_first_batch_is_an_error_with_a_hint():
     expected = (
-        "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* runner check tries a few"
+        "^AcceleratorError: CUDA error: device-side assert triggered\n  usually a label .* runner check tries a few"
     )
     with pytest.raises(WrongConfig, match=expected), naming_fault(small_experiment()):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in")

@@ -246,7 +246,7 @@ def test_mismatched_shapes_are_refused_on_both_devices(device: str, monkeypatch:
             ("model=gpt data=stdlib_text data.context=129 algorithms=none", ("129 tokens is longer than context=128",)),
             (
                 "model=gpt data=stdlib_text algorithms=mixup",
-                ("algorithms.mixup: inputs of torch.int64", "BEFORE_TRAIN_BATCH", "without algorithms it works"),
+                ("algorithms.mixup: inputs of torch.int64", "BEFORE_TRAIN_BATCH", "it works without algorithms"),
             ),
             (
                 "+callbacks.x._target_=checked_here.FailingCallback",

@@ -97,7 +97,7 @@ def find_contenders(command: Command, typed: Sequence[Override]) -> list[Contend
             raise WrongKey(override.get_key_element(), "decide compares a list of values, such as 0.1,0.2")
     values = product(*([f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in swept))
     if swept and any(Path(word).is_dir() for word in command.words if word):
-        raise WrongKey(swept[0].get_key_element(), "lists values, and settings are typed as folders; do one or the other")
+        raise WrongKey(swept[0].get_key_element(), "lists values, and settings are typed as folders; do only one")
     shared = [str(override.input_line) for override in typed if not override.is_sweep_override()]
     settings = [_find_setting(word, shared) for word in command.words] or [Contender(())]
     contenders = [

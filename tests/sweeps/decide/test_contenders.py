@@ -36,7 +36,7 @@ def test_settings_are_typed_as_in_a_sweep_or_in_quotes(typed: list[str], names: 
     ("typed", "message"),
     [
         (["model=mlp"], "there is nothing to compare"),
-        (["model=mlp", "model=mlp"], "is there twice"),
+        (["model=mlp", "model=mlp"], "is given twice"),
         (["model=mlp optimizer=sgd", "model=mlp optimizer=adam", "seed=3"], "seed: decide trains one seed after"),
         (["a=1", "a=2", "b=1", "b=2"], "put each setting in quotes"),
         (["x=1 y=1"], "is the only one"),

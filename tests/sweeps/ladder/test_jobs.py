@@ -25,7 +25,7 @@ RUNGS = "budget=2e7flop,4e7flop,8e7flop,1.6e8flop"
             (("model=mlp", "budget=1e9flop"), "budget=1e9flop: a ladder needs at least 4 rungs"),
             (
                 ("model=mlp", "budget=5s,1e9flop"),
-                "budget='5s': a ladder has equal compute, in floating-point operations",
+                "budget='5s': a ladder needs budgets of compute, in floating-point operations",
             ),
             (("model=mlp", "budget=5x,1e9flop"), "budget='5x': must be wall-clock time above 0"),
             (("model=supervised", RUNGS), "ladder: no known key makes model=supervised larger; sweep the one that"),

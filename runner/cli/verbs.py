@@ -238,7 +238,7 @@ _ROWS = (
         options=(
             Option("metric", str, "", "a metric other than the objective"),
             Option(
-                "budget", ("same", "any"), "same", "any: compares runs that were trained for different lengths, too"
+                "budget", ("same", "any"), "same", "any: also compares runs that were trained for different lengths"
             ),
             *_FOREIGN,
         ),

@@ -246,9 +246,7 @@ def _check_trainer(section: Section, ranks: int | str) -> None:
             if (foreign := about_foreign_value(f"trainer.{key}", value)) is not None:
                 raise WrongKey(f"trainer.{key}", foreign, repr(value))
         if section.get("device") == "meta":
-            raise WrongKey(
-                "trainer.device", "its tensors hold no values to train; runner check tries a run there", "'meta'"
-            )
+            raise WrongKey("trainer.device", "holds no values to train; runner check tries a run there", "'meta'")
         known = inspect.signature(check_arguments).parameters
         check_null("trainer", section.plain, known)
         with section.named():

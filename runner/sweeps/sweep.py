@@ -48,7 +48,7 @@ from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import common_name, own_overrides, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, planned_overrides, typed_overrides
 from runner.sweeps.progress import SweepProgress
-from runner.sweeps.search import is_optuna, silence_optuna, read_directions, resume_study
+from runner.sweeps.search import is_optuna, read_directions, resume_study, silence_optuna
 
 if TYPE_CHECKING:
     from runner.core.destination import LoggerDestination

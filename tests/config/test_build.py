@@ -271,7 +271,7 @@ def test_a_missing_load_path_is_refused_by_the_check(config: Any):
 
 def test_training_on_the_meta_device_is_refused(config: Any):
     config["trainer"]["device"] = "meta"
-    with pytest.raises(ValueError, match="trainer.device='meta': its tensors hold no values to train; runner check"):
+    with pytest.raises(ValueError, match="trainer.device='meta': holds no values to train; runner check"):
         build.check(Experiment(config))
 
 

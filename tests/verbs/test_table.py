@@ -66,7 +66,7 @@ def test_csv_has_a_line_for_each_cell(outputs: Path, run_here: Any):
 
 
 def test_a_cell_whose_runs_differ_in_a_key_is_refused(outputs: Path, run_here: Any):
-    assert "each mean is also over optimizer.lr" in run_here("table", "--rows", "model", code=0).out
+    assert "each mean is also taken over optimizer.lr" in run_here("table", "--rows", "model", code=0).out
     write_seeds(outputs / "more", [0.5] * 8, model="mlp", lr=0.5)
     error = run_here("table", "--rows", "model", code=2).err
     assert "the runs of model=mlp differ in optimizer.lr; add it to --rows or --columns" in error

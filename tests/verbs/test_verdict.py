@@ -69,7 +69,7 @@ def test_the_folds_of_a_seed_count_as_their_mean(outputs: Path, run_here: Any):
     text = run_here("verdict", "outputs/c", "outputs/d", code=0).out
     assert "the folds of a seed count as their mean" in text.replace("\n         ", " ")
     table = run_here("table", "outputs/d", code=0).out
-    assert "(2) |" in table and "each mean is also over folds.held_out" not in table
+    assert "(2) |" in table and "each mean is also taken over folds.held_out" not in table
 
 
 def test_copies_and_links_of_a_run_count_once(outputs: Path, run_here: Any):

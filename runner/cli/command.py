@@ -105,7 +105,7 @@ def parse(arguments: Sequence[str]) -> Command:
                 value = _next(remaining, index, option)
                 index += 1
             options[option.key] = _parsed(option, value, equals, options[option.key])
-        elif verb.words and re.fullmatch(r"-\d+", argument):  # a negative number is a word, though a wrong one
+        elif verb.words and re.fullmatch(r"-\d+", argument):  # a negative number is a wrong word, not an option
             words.append(argument)
         elif argument.startswith("-") and not verb.composes and name != CONFIG_DIR:
             raise _no_such_option(verb, remaining, index - 1)

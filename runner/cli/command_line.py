@@ -134,7 +134,7 @@ def about_option(name: str, value: str | None) -> Advice:
     key = name.lstrip("-").replace("-", "_")
     if (foreign := about_foreign(key, value)) is not None:
         return Advice("Keys are written without dashes; ") + foreign
-    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not a slip for --resolve
+    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not a typo for --resolve
     guess = f"Did you mean {near[0]}? " if near else ""
     fix = near[0] if near else f"{key}={value}" if value else ""
     return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").with_facts(fix=fix)

@@ -12,7 +12,7 @@ import yaml
 from runner.cli.nearest import Advice
 
 OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
-"""Sections whose keys may belong to a class of the user's own, and mean something else."""
+"""Sections whose keys may belong to a user's own class, and mean something else."""
 
 
 def about_foreign(key: str, value: Any = None) -> Advice | None:

@@ -54,7 +54,7 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     name = _verb_of(verb, [argument for argument in typed if _is_other_spelling(argument.key)])
     meant = VERBS[name or "train"]
     own = {argument.key for argument in typed if argument.key in meant.defaults and meant.composes}
-    own -= {key.name for key in top_keys()} if own else set()  # the seed of an experiment
+    own -= {key.name for key in top_keys()} if own else set()  # such as `seed`, a key of experiments too
     wrong = [argument for argument in typed if argument.key in own or _is_other_spelling(argument.key)]
     if not wrong:
         return

@@ -22,7 +22,7 @@ _CHANGES = (
     Option("allow-changes", list, (), "keys or sections that may change even if they affect training"),
 )  # fmt: skip
 _TRAINS = (
-    Option("allow-divergence", bool, False, "accepts a last loss or objective that is NaN or infinite: no exit code 3"),
+    Option("allow-divergence", bool, False, "accepts a last loss or objective that is NaN or infinite; no exit code 3"),
 )  # fmt: skip
 _SWEEP = (
     Option("afresh", bool, False, "trains a new sweep, even if the same one was trained before"),
@@ -137,7 +137,7 @@ _ROWS = (
     ),
     Verb(
         "prove",
-        help="kills an experiment at random moments, and compares it bit by bit",
+        help="kills a run at random moments, and checks that it resumes bit for bit",
         example="runner prove --kills 3",
         group=_BEFORE,
         words="[RUN]",
@@ -256,7 +256,7 @@ _ROWS = (
             Option("best", bool, False, "finds the best of all, instead of comparing each with the first"),
             Option("max-seeds", int, 30, "seeds after which it ends undecided, at least 6"),
             Option("budget", str, "", "time after which no seed is started, such as 2h"),
-            Option("campaign", str, "", "a name, for one error budget over many decisions"),
+            Option("campaign", str, "", "name of a campaign, with one error budget for many decisions"),
             *_TRAINS,
             *_SWEEP,
         ),

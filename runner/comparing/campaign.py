@@ -1,6 +1,6 @@
 """A campaign: one error budget for many decisions, so that the thousandth is as honest as the first.
 
-Among a thousand comparisons at a level of 5 %, fifty find differences between equals. A campaign limits the expected
+Of a thousand comparisons between equals at a level of 5 %, fifty find differences. A campaign limits the expected
 share of wrong claims among all claims (the false discovery rate) to 5 % instead, however many comparisons follow. It
 uses e-LOND: the t-th comparison claims a difference if its wealth reaches 1 / level_t, with
 
@@ -48,7 +48,7 @@ class Campaign:
 
     @classmethod
     def named(cls, name: str, outputs: Path) -> Campaign:
-        """Return the campaign of a name, in the file `campaigns/NAME.json` of a folder.
+        """Return the campaign with a name, in the file `campaigns/NAME.json` of a folder.
 
         Raises:
             WrongKey: the name cannot be a file's name.

@@ -53,12 +53,12 @@ class FinishedRun:
 
     @property
     def folder(self) -> Path:
-        """Its folder; only a label if this project did not make it."""
+        """Its folder; only a label if this project did not make the run."""
         return self.saved.folder
 
     @property
     def is_described(self) -> bool:
-        """Whether its evaluation and the length of its training are known in this project's form."""
+        """Whether this project recorded its evaluation and the length of its training."""
         return not isinstance(self.saved, ForeignRun) and not self.saved.is_own_loop
 
     @property
@@ -158,7 +158,7 @@ def find_candidate(text: str, key: str, columns: Columns = NOTHING_NAMED, with_b
         text: words, separated by spaces: folders of runs or sweeps, globs, files of results, and conditions such as
             `model=resnet8`. Conditions alone select from all runs in `outputs/` except forks. Or `mlflow:NAME`, an
             experiment in MLflow, perhaps followed by a filter in MLflow's language.
-        key: the key for which the text was typed, for error messages.
+        key: the key that the text was typed for, for error messages.
         columns: the columns of results from elsewhere that the user named.
         with_baselines: whether baselines count too if there are trained runs.
 

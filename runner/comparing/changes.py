@@ -94,7 +94,7 @@ def changes_of_resume(
     typed: Sequence[str],
     allowed: Sequence[str],
 ) -> Iterator[str]:
-    """Yield a line for each thing that a resumed run does differently from now on.
+    """Yield a line for each change in what a resumed run does from now on.
 
     Args:
         resume: the run or checkpoint to resume.
@@ -196,7 +196,7 @@ def _paths(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _show(value: Any) -> str:
-    """Return a value as text for the command line, or a section's class."""
+    """Return a value as text for the command line; for a section, its class."""
     if value is ABSENT:
         return "(missing)"
     if isinstance(value, Mapping) and "_target_" in value:

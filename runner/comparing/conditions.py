@@ -96,7 +96,7 @@ def to_number(value: Any) -> float | None:
 
 
 def to_text(value: Any) -> str:
-    """Return a value of a config as text for the command line, or the name of its class."""
+    """Return a value of a config as text for the command line; for a section, the name of its class."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Compare the means of two samples: tests, confidence intervals, and the number of values needed to decide.
+"""Compares the means of two samples: tests, confidence intervals, and the number of values needed to decide.
 
 This file knows nothing about runs. All functions are pure, and draw from generators with fixed seeds, so the same
 numbers give the same answer. The two values of a pair share everything except what is compared, such as the seed.
@@ -140,7 +140,7 @@ def decide(samples: Sequence[Samples]) -> list[Decision]:
 
 
 def find_ties(samples: Sequence[Samples]) -> list[bool]:
-    """Return for each setting that is compared with the leader whether it may have the best true mean as well.
+    """Return for each setting that is compared with the leader whether it may have the best true mean instead.
 
     The leader and its ties contain the setting with the best true mean in at least 95 % of all cases, although the same
     values chose the leader: the true best is missed only if it tests worse than whichever of the k others leads. Each
@@ -333,7 +333,7 @@ def find_power(effect: float, n: int, level: float = LEVEL, is_paired: bool = Tr
 
 
 def _simulate_power(effect: float, n: int, level: float, is_paired: bool) -> float:
-    """Return the fraction of simulated data sets that the exact test rejects; a few values have only a few p-values."""
+    """Return the fraction of simulated data sets that the exact test rejects: few values allow only few p-values."""
     if is_paired:
         # The last sign is fixed, because the opposite pattern has the same |sum|.
         patterns = 1 - 2 * (np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1)

@@ -1,4 +1,4 @@
-"""Evidence about the differences of pairs that may be looked at after every pair, without a planned number of them.
+"""Evidence about paired differences that may be checked after every pair, without a planned number of pairs.
 
 A p-value for a planned number of pairs is wrong if someone checks it after each pair and stops at the first below 0.05.
 An e-process is not. It is the wealth of a gambler who starts with 1 and bets on the sign of each difference. If the two

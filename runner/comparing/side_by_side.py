@@ -18,8 +18,8 @@ from runner.records.result import Result, read_result
 from runner.terminal.text import heading, shortened, show_seconds, table_width
 
 LABEL = 36  # characters of a row's name
-NARROW = 8  # characters of a run's column, at least
-WIDE = 24  # characters of a run's column, at most
+NARROW = 8  # least characters of a run's column
+WIDE = 24  # most characters of a run's column
 DIGITS = 8  # of a digest
 
 Row = tuple[str, list[str]]

@@ -66,7 +66,7 @@ def classes_with(attribute: str, callbacks: Mapping[str, Section]) -> dict[str, 
 def check(experiment: Experiment, passed: set[str] | None = None, is_new: bool = True) -> None:
     """Check that an experiment can be built: its targets exist, and their arguments fit.
 
-    No data is read and no object is made. The jobs of a sweep share `passed`, see `once`. `is_new` is False for the
+    No data is read and no object is made. The jobs of a sweep share `passed`; see `once`. `is_new` is False for the
     experiment of a saved run.
     """
     passed = set() if passed is None else passed
@@ -212,7 +212,7 @@ def make_model(experiment: Experiment) -> Any:
 
 
 def assemble(experiment: Experiment, run_dir: Path, run_name: str, **parts: Any) -> Trainer:
-    """Return the Trainer of an experiment with the given objects, named like the Trainer's arguments."""
+    """Return the Trainer of an experiment. `parts` are its objects, named like the Trainer's arguments."""
     config = hidden_everywhere(experiment.plain)
     supplied = {"run_dir": run_dir, "run_name": run_name, "progress_bar": False, "config": config}
     trainer = experiment.trainer.make([*experiment.sections()], **supplied, **parts)

@@ -89,7 +89,7 @@ def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Check that all keys are known and used, that sections have targets, and that single values are allowed."""
+    """Check that all keys are known and used, that sections have targets, and that other values are allowed."""
     for key in config:
         if key not in KEYS:
             raise WrongKey(key, f"no such key; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")
@@ -111,7 +111,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
         if "_target_" in (config.get(group) or {}):
             raise WrongKey(
                 f"{group}._target_",
-                f"has no name; a file of {group}/ starts with its own name as the key, the rest is indented below it",
+                f"has no name; a file of {group}/ starts with its own name as the key, with the rest indented below",
                 repr(config[group]["_target_"]),
             )
         for key, section in (config.get(group) or {}).items():

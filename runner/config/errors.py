@@ -117,7 +117,7 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
 
 
 def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
-    """Return the first line of a message, without the prefix about a resolver that raised the exception.
+    """Return the first line of a message, without OmegaConf's prefix for the exception of a resolver.
 
     OmegaConf keeps a resolver's exception only as text in its own message, after the name of the exception's class.
     The text of an OSError begins with the error number.

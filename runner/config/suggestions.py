@@ -164,11 +164,11 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         return f"{typed}: no such word; " + foreign
     key, equals, value = typed.partition("=")
     if equals and re.search(r"^,|,,|,$", value):
-        text = f"{typed}: a value is missing beside a comma"
+        text = f"{typed}: a value is missing next to a comma"
         return Advice(text).with_facts(key=key_of(key), fix=f"{key}={re.sub(',+', ',', value).strip(',')}")
     if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
         fix = f'{key}="{value}"'
-        text = f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{fix}'"
+        text = f"{typed}: the value cannot be parsed; write it with two pairs of quotes: '{fix}'"
         return Advice(text).with_facts(key=key_of(key), fix=fix)
     if typed.isidentifier():
         text = f"{typed}: neither key=value nor a verb; runner help lists the verbs"

@@ -37,7 +37,7 @@ def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig
 
 
 def compose_accepted(overrides: Sequence[str], options: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Compose `conf/` with the overrides that it still accepts, and return both; others may set keys that are gone."""
+    """Compose `conf/` with the overrides that it still accepts, and return both; keys of the others may be gone."""
     with suppress(HydraException, OmegaConfBaseException):
         return compose_conf(overrides, options), list(overrides)
     accepted: list[str] = []

@@ -281,7 +281,7 @@ def _file_of(command: Command) -> Path | None:
 
 
 def first_batch(command: Command) -> int | None:
-    """Return the batch whose session has the record to use; None: the newest record. A bad batch is refused later."""
+    """Return the batch whose session's record to use; None for the newest record. A bad batch is refused later."""
     if command.row.uses_run not in ("fork", "retrain"):
         return None
     return batch_of(command.batch) or command.options.get("batch", 1)

@@ -62,7 +62,7 @@ def lead(command: Command) -> int:
             sys.argv[1:] = command.overrides
             if saved is not None:
                 sys.argv[1:] = with_quotes(with_saved_arguments(saved, command.overrides))
-            added = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
+            added = find_own_conf(sys.argv[1:], CONF)  # none if the saved run has its own
             sys.argv[1:] = [*sys.argv[1:], *added]
             check_encoding(sys.argv[1:], CONF)
             for sentence in about_replaced([*command.overrides, *added], CONF):
@@ -100,7 +100,7 @@ def report(error: Exception, command: Command) -> int:
     if are_whole():
         traceback.print_exception(error.__cause__)
     print_to_stderr(f"error: {without_credentials(str(error))}")
-    if is_of_environment(error) and not command.row.judges:  # the disk is full before the first batch, for example
+    if is_of_environment(error) and not command.row.judges:  # such as a disk that was full before the first batch
         set_fields(error=error_object(ENVIRONMENT_FAILED, str(error)))
         return ENVIRONMENT_FAILED
     set_fields(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))

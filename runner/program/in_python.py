@@ -49,7 +49,7 @@ _folders = 0  # how many run folders this process has agreed on with other ranks
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
-    """Return the Trainer of `Trainer.from_config`, write the run's record, and later its result to `result.json`.
+    """Return the Trainer for `Trainer.from_config`, which records the run and later its result in `result.json`.
 
     Raises:
         WrongConfig: the config is wrong; the message names the key.

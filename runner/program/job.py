@@ -272,7 +272,7 @@ def check_command(command: Command, experiment: Experiment) -> None:
 def find_differences(
     command: Command, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
 ) -> Iterable[object]:
-    """Return the differences of a resumed, forked or rerun run's config from the recorded config."""
+    """Return how the config of a resumed, forked or rerun run differs from the recorded config."""
     if saved is not None and command.row.uses_run == "fork":
         return changes_of_fork(command.words[1], resume or saved.typed, saved.config, saved.is_own, config)
     if saved is not None and command.row.uses_run in ("rerun", "retrain"):

@@ -49,7 +49,7 @@ def _text_of(error: Exception) -> str:
 
 
 def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
-    """Return the JSON form of an error in the command line; if it names no key, it is about the verb's first word."""
+    """Return an error in the command line as JSON; if it names no key, its key is the verb's first word."""
     advice = advice_in(error)
     key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
     if not key and verb is not None:

@@ -276,7 +276,7 @@ class Recorder:
         print_to_stderr(f"INFO: recorded in {show_path(folder)}")
 
     def _pass_on(self) -> None:
-        """Pass the losses of the latest batches to the logger, many at once because that takes less time."""
+        """Pass the losses of the latest batches to the logger, many at once to save time."""
         if self._has_ended:
             raise RuntimeError(
                 "the recorder is closed; make a new one, with folder and after_batch to continue the run"
@@ -290,7 +290,7 @@ class Recorder:
             self._due = time.perf_counter() + INTERVAL
 
     def _write_digests(self, loss: Tensor | float, batch: Any) -> None:
-        """Write a line of digests; if the disk refuses it, warn, and write no more."""
+        """Write a line of digests; if that fails, warn, and write no more."""
         entry = self._state.digests(loss, batch)  # all ranks gather what is sharded
         if self.folder is None:
             return

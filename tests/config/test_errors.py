@@ -117,7 +117,7 @@ def explained(*overrides: str) -> str:
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
             (
                 ["run_name=a(b"],
-                "run_name=a(b: the value cannot be read as it is; write it with two pairs of quotes: 'run_name=\"a(b",
+                "run_name=a(b: the value cannot be parsed; write it with two pairs of quotes: 'run_name=\"a(b",
             ),
             (["seed=${nothing}"], "seed: uses ${nothing}, but there is no such key"),
             (["seed=???"], "seed: needs a value; write seed=..."),

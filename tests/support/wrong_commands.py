@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m resume outputs seed=0,1": ("-m", "resume takes one experiment at a time"),
     # grammar
     "nonsense": ("nonsense", "key=value"),
-    "optimizer.lr=0.1,": ("optimizer.lr=0.1,", "a value is missing beside a comma"),
+    "optimizer.lr=0.1,": ("optimizer.lr=0.1,", "a value is missing next to a comma"),
     "=3": ("=3", "key=value"),
     "+callbacks=[speed_monitor": ("+callbacks=[speed_monitor", "'+callbacks=[a,b]'"),
     "--seed=1": ("--seed=1", "seed=1"),

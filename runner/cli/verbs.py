@@ -137,7 +137,7 @@ _ROWS = (
     ),
     Verb(
         "prove",
-        help="kills a run at random moments, and checks that it resumes bit for bit",
+        help="kills a run at random moments, and checks that it resumes exactly",
         example="runner prove --kills 3",
         group=_BEFORE,
         words="[RUN]",
@@ -231,7 +231,7 @@ _ROWS = (
     ),
     Verb(
         "verdict",
-        help="tells whether B is better than A, or how many more seeds are needed",
+        help="tells whether B is better than A, or how many seeds to add",
         example="runner verdict experiment=digits_plain experiment=digits_fast",
         group=_MANY,
         words="RUNS [RUNS...]",

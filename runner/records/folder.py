@@ -1,4 +1,4 @@
-"""Makes and finds the folders of runs and sweeps; a folder that stays empty is removed again."""
+"""Makes and finds the folders of runs and sweeps; a folder that stays empty is removed."""
 
 from __future__ import annotations
 

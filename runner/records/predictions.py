@@ -109,7 +109,7 @@ def _gather(columns: Columns) -> list[Columns]:
     padded = torch.frombuffer(bytearray(buffer.getvalue().ljust(largest, b"\0")), dtype=torch.uint8)
     shares = [torch.empty_like(padded) for _ in sizes] if get_global_rank() == 0 else None
     distributed.gather(padded, shares)
-    group_size = get_world_size() // get_data_parallel_size()  # ranks in a row that have the same samples
+    group_size = get_world_size() // get_data_parallel_size()  # consecutive ranks that have the same samples
     return [
         torch.load(BytesIO(share[:size].numpy().tobytes()), weights_only=True)
         for share, size in [*zip(shares or [], sizes, strict=False)][::group_size]

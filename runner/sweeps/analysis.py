@@ -11,7 +11,7 @@ from runner.sweeps.settings import Table
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis of a sweep, for its last output, its files and its report.
+    """An analysis of a sweep, for its final output, its files and its report.
 
     Attributes:
         name: its name in files and in `results.json`, such as `ladder`.

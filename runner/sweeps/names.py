@@ -37,7 +37,7 @@ def name_job(
 
 
 def common_name(swept: Sequence[str], run_name: Any, choices: Mapping[str, Any], number: int) -> str:
-    """Return the end of all jobs' names: the run's name, or its model and data, as far as they are not swept."""
+    """Return the end of all jobs' names: the run's name, or its model and data, without those that are swept."""
     names = {"run_name": run_name} if run_name else {key: choices.get(key) or f"own-{key}" for key in ("model", "data")}
     shared = [str(name) for key, name in names.items() if key not in swept]
     return "-".join(shared if number == 1 else [*shared, str(number)])

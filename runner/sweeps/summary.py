@@ -1,4 +1,4 @@
-"""The end of a sweep: tables and a report in its folder, a summary for destinations, and its last output."""
+"""The end of a sweep: tables and a report in its folder, a summary for destinations, and its final output."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def _embedding(error: Exception) -> str:
 
 
 def _missing_class(error: Exception, experiment: Experiment) -> str:
-    """Return what a target without an output needs, or ''."""
+    """Return how many outputs the largest class needs if a target is out of range, or ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         is_loss = frame.f_code in (functional.cross_entropy.__code__, functional.nll_loss.__code__)
         if is_loss and re.search(r"Target \d+ is out of bounds", str(error)):

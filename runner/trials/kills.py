@@ -35,7 +35,7 @@ FILES = 4  # in a checkpoint, written one after another
 POLL = 0.001  # seconds between two checks of a run's folder
 GRACE = 60.0  # seconds that a run has to end after one of its ranks was killed
 LINGER = 5.0  # seconds for processes started by a killed run to exit on their own
-TAIL = 4096  # bytes at the end of the file of digests that surely hold one whole line
+TAIL = 4096  # bytes at the end of the file of digests, enough for one whole line
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class RunPace:
 def plan_kills(number: int, seed: int, pace: RunPace, ranks: int) -> list[PlannedKill]:
     """Return kills at random moments of a run, in the order of their batches.
 
-    Four or more kills cover all kinds of moments; the first kind is inside a save.
+    Four or more kills cover all kinds of moments; a single kill comes inside a save.
     """
     draw = random.Random(seed)
     moments = [MOMENTS[index % len(MOMENTS)] for index in range(number)]

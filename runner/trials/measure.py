@@ -219,7 +219,7 @@ def _counter(evaluator: Evaluator, state: State) -> Callable[[int], float]:
     """Return a function from the batches of a run to the number of times that an evaluator runs, end included."""
     interval: Any = evaluator.eval_interval
     if callable(interval):
-        reason = "a function decides when to evaluate, so the time that takes is unknown; give a time string"
+        reason = "a function decides when to evaluate, so the time of evaluation is unknown; give a time string"
         raise WrongKey("trainer.eval_interval", f"{reason}, or a budget of training", evaluator.label)
     length: Any = interval.time
     now = state.timestamp

@@ -41,7 +41,7 @@ def predict_peak(
 ) -> Peak:
     """Train two batches without values, and return the memory that they would take.
 
-    The model loses its values; the batch has the size that a rank gets, and `loader` yields a batch once an epoch.
+    The model loses its values; the batch has the size that a rank gets, and `loader` yields a batch once per epoch.
 
     Raises:
         RuntimeError: the model or an algorithm reads values.

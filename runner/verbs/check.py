@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run(job: Job) -> None:
     """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only.
 
-    The batch is in `runner.trials.dry_run`, the warnings are in `runner.trials.lint`.
+    `runner.trials.dry_run` sends the batch, and `runner.trials.lint` finds the mistakes.
     """
     from runner.trials.dry_run import try_out
 

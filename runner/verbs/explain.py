@@ -63,7 +63,7 @@ PLACES_AT_INIT = {
     "callback": "callbacks come after destinations",
     "algorithm": "algorithms come last",
 }
-"""Why a kind of hooks runs before or after others: `PLACES_AT_INIT` at INIT, `PLACES` at all other events."""
+"""Why one kind of hook runs before or after another: `PLACES_AT_INIT` at INIT, `PLACES` at all other events."""
 
 
 def run(job: Job) -> None:

@@ -77,7 +77,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
 
 
 def explain(name: str, own: Path | None = None) -> Iterator[str]:
-    """Yield the explanation of each choice, group and verb of a name, or else of the key or class.
+    """Yield explanations of all choices, groups and verbs with a name, or else of the key or class.
 
     The group may precede the name of a choice, with a dot or as in an override.
     """
@@ -180,7 +180,7 @@ def _explain_choice(choice: Choice) -> Iterator[str]:
 
 
 def _rows_of_keys(choice: Choice, package: str, definition: Definition | None) -> Iterator[tuple[str, str, str]]:
-    """Yield name, default and meaning of the keys in a file, then of arguments missing from it."""
+    """Yield the name, default and meaning of each key in a file, then of each argument missing from it."""
     arguments = dict(definition.rows("Args")) if definition is not None and choice.package else {}
     named = [key.name.removeprefix(package) for key in choice.keys]
     for name, key in zip(named, choice.keys, strict=True):

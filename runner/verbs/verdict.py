@@ -45,7 +45,7 @@ SHOWN = 4  # keys that differ
 
 @dataclass(frozen=True)
 class Comparison:
-    """A candidate in comparison with the first.
+    """A candidate compared with the first.
 
     `pairs` holds the keys that the runs of each pair share; it is empty for unpaired runs. The verdict is 'better',
     'worse' or 'not decided'.
@@ -59,7 +59,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Candidates in comparison with the first; as text, the screen of `runner verdict`.
+    """Candidates compared with the first; as text, the output of `runner verdict`.
 
     `notes` has what was guessed about results from elsewhere, and a warning about facts that they lack.
     """

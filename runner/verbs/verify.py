@@ -54,7 +54,7 @@ MEANING = {
 
 
 class Finding(NamedTuple):
-    """The agreement of retrained batches with those of the run."""
+    """How far retrained batches agree with those of the run."""
 
     agreed: int
     """The last batch up to which they agree; 0 if they never do."""

@@ -82,7 +82,7 @@ def test_the_help_of_a_verb_shows_its_words_and_options(verb: Verb):
 
 def test_the_option_help_shows_the_help_of_a_verb(run_here: Any):
     text = run_here("help", "prove", code=0).out
-    assert text.startswith("runner prove: kills an experiment")
+    assert text.startswith("runner prove: kills a run")
     for typed in (["prove", "--help"], ["--help", "prove"], ["prove", "-h", "--kills", "x"], ["prove", "RUN", "--he"]):
         assert run_here(*typed, code=0).out == text
     assert run_here("--help", code=0).out == run_here("help", code=0).out
@@ -148,7 +148,7 @@ def test_keys_verbs_groups_and_classes_are_explained():
     rows = "\n".join(explain("optimizer.lr", CONF))
     assert re.search(r"^  optimizer=sgd +0\.1 +learning rate", rows, re.MULTILINE)
     assert [*explain("lr", CONF)][1:] == [*explain("optimizer.lr", CONF)][1:]
-    assert re.search(r"^  --kills N +5 +kills: during start-up, ", "\n".join(explain("prove", CONF)), re.MULTILINE)
+    assert re.search(r"^  --kills N +5 +number of kills, during ", "\n".join(explain("prove", CONF)), re.MULTILINE)
     assert first("scheduler") == f"scheduler: {GROUPS['scheduler']}"
     assert [*explain("EarlyStopper", CONF)] == [*explain("+callbacks=early_stopper", CONF)]
     assert "State: in" in first("runner.State")
@@ -215,7 +215,7 @@ def test_version_prints_the_version(run_here: Any):
             ["help", "a", "b"],
             "help: takes [NAME], not a b; write runner help [NAME], such as runner help early_stopper",
         ),
-        (["help", "os.system"], "NAME='os.system': there is nothing"),
+        (["help", "os.system"], "NAME='os.system': nothing has"),
         (["list", "calbacks"], "GROUP='calbacks': did you mean 'callbacks'?"),
         (["list", "model", "seed=1"], "list: takes [GROUP], not model seed=1; write runner list [GROUP], such as "),
         (["-m", "help"], "-m: help composes no config and takes no such option"),

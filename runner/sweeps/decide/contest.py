@@ -165,7 +165,7 @@ class Look:
         return sorted({self.reference, *(index for index, row in standings.items() if row.verdict != "worse")})
 
     def next_jobs(self, places: int) -> list[tuple[int, int]]:
-        """Return the settings and seeds of the next jobs: as many seeds as are needed and as fit into the places."""
+        """Return the settings and seeds of the next jobs: as many seeds as are needed and as can run at once."""
         open = self.open
         if not open:
             return []

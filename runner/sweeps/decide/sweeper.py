@@ -1,4 +1,4 @@
-"""The sweeper of Hydra that trains the jobs of a decision: a seed at a time, until everything is decided."""
+"""The Hydra sweeper that trains the jobs of a decision, one seed at a time, until everything is decided."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, star
 def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], target: float, runs: int) -> Extrapolation:
     """Return the law of losses, and its prediction of the mean of several runs at another amount of compute.
 
-    The intervals come from a bootstrap: the relative noise of all values is pooled and drawn anew around the means. A
+    The intervals come from a bootstrap: the relative noise of all values is pooled and redrawn around the means. A
     floor is part of the law if there are more amounts of compute than the law has parameters, and if nearly all
     resamples have a floor. If the values can neither confirm nor exclude one, the intervals allow for both.
 

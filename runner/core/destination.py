@@ -77,15 +77,15 @@ class LoggerDestination(Callback):
         """Record images: a uint8 array of shape (N, H, W, C) with N at least 1, and C 1 or 3."""
 
     def log_sweep(self, summary: SweepSummary) -> None:
-        """Record a sweep's summary, in the process that leads the sweep: before its first job, and after its end."""
+        """Record a sweep's summary; called by the process that leads the sweep, before its first job and at its end."""
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
-        """Return the folder of the run with a given id; None if this destination has no such run, or no ids.
+        """Return the folder of the run with a given id; None if this destination has no such run, or gives no ids.
 
         Args:
             run_id: the id as the destination displays it.
-            downloads: an empty folder, into which the destination downloads the run's record if the run's own folder is
-                no longer on this machine; it then returns this folder. None: nothing is downloaded.
+            downloads: an empty folder. If the run's own folder is no longer on this machine, the destination downloads
+                the run's record into this one and returns it. None: nothing is downloaded.
 
         Raises:
             ValueError: the run exists, but neither its folder nor the requested download is available.
@@ -107,4 +107,4 @@ class LoggerDestination(Callback):
         return None
 
     def log_artifact(self, path: Path, name: str | None = None) -> None:
-        """Record the complete file at `path`; `name` is a folder in the destination, by default its top level."""
+        """Record the complete file at `path` in the destination's folder `name`, by default its top level."""

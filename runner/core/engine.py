@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 
-# Once algorithms have handled one of these events, weights are final. Callbacks and destinations only observe, so a
-# resumed run can still call those that a failure left out.
+# After algorithms have handled one of these events, nothing changes the weights: callbacks and destinations only
+# observe. So if one of these fails, a resumed run can call it and the rest.
 _RESUMABLE_EVENTS = (Event.EPOCH_END, Event.ITERATION_END)
 
 
@@ -27,8 +27,8 @@ class Engine:
     """Calls the hooks that listen to an event, in order: algorithms, callbacks, logger destinations.
 
     The constructor builds the table of handlers once, from the methods that hooks override. An event without listeners
-    costs the call of an empty function. At INIT the order is destinations, callbacks, algorithms, so that all of them
-    can log. On events that close a bracket, algorithms run in reverse order.
+    costs one call of an empty function. At INIT the order is destinations, callbacks, algorithms, so that all of them
+    can log. At events such as AFTER_FORWARD (see `Event.closes_bracket`), algorithms run in reverse order.
 
     Args:
         state: the run's state, with its callbacks, and its algorithms in the order from `order_algorithms`.
@@ -42,7 +42,7 @@ class Engine:
         self._table = self._make_table()
         self.on: Any = type("on", (), {})
         """A function for each event: `on.batch_start()` is `run_event(Event.BATCH_START)` without the lookup. The
-        functions are attributes of a class, because Python finds these faster than attributes of an object."""
+        functions are attributes of a class, because Python looks these up faster than attributes of an instance."""
         for event, handlers in self._table.items():
             setattr(self.on, str(event), self._make_fire(Event(event), handlers))
 
@@ -75,14 +75,14 @@ class Engine:
     def close(self) -> None:
         """Close callbacks, then algorithms, then destinations: all of them, each once, even if some fail.
 
-        If `state.error` is set, failures to close become notes on it. Otherwise the first failure is raised at the
-        end, with the others as its notes. A closed engine refuses events.
+        If `state.error` is set, errors from closing are added to it as notes. Otherwise the first of them is raised at
+        the end, with the others as notes. A closed engine refuses events.
         """
         if self._closed:
             return
         self._closed = True
         state = self.state
-        first = state.error
+        first_error = state.error
         hooks: list[Hooks] = [*state.callbacks, *state.algorithms]
         steps: list[tuple[str, str, Callable[[], None]]] = [
             *((hook.config_key, "close", partial(hook.close, state, self.logger)) for hook in hooks),
@@ -95,17 +95,17 @@ class Engine:
             try:
                 step()
             except BaseException as error:
-                if first is None:
-                    first = error
+                if first_error is None:
+                    first_error = error
                     add_raiser(error, owner)
                     error.add_note(f"raised by {owner}.{method} while closing; everything else was closed")
                 else:
-                    first.add_note(f"while closing, {owner}.{method} raised {type(error).__name__}: {error}")
+                    first_error.add_note(f"while closing, {owner}.{method} raised {type(error).__name__}: {error}")
         self._table = _ClosedTable()
         for event in Event:
             setattr(self.on, event.value, partial(self.run_event, event))
-        if first is not None and first is not state.error:
-            raise first
+        if first_error is not None and first_error is not state.error:
+            raise first_error
 
     def _make_table(self) -> dict[str, tuple[Handler, ...]]:
         """Return the handlers of each event, in the order in which they run."""
@@ -140,7 +140,7 @@ class Engine:
         return fire if handlers else lambda: None
 
     def _note(self, error: BaseException, event: Event, handlers: Sequence[Handler], at: Handler | None) -> None:
-        """Record on an exception which hook raised it, at which event and time, as facts and as a note."""
+        """Record on an exception which hook raised it, and at which event and time, as facts and as a note."""
         name = "?" if at is None else _owner(at).config_key or type(_owner(at)).__name__
         now = self.state.timestamp
         add_raiser(error, name, event, now)

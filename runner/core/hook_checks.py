@@ -33,7 +33,8 @@ def check_hooks(hook: Hooks) -> None:
             raise TypeError(
                 f"{kind.__name__}.{name} would never be called: define {define}, or rename it if it is not a hook"
             )
-    # A hook that handles no event has no state to save. The bases themselves may serve as hooks that do nothing.
+    # `state_dict` alone is not enough: a hook that is never called has no state. The base classes themselves are
+    # allowed, as hooks that do nothing.
     if not overridden.keys() - {"state_dict", "load_state_dict"} and kind not in _BASES:
         raise TypeError(
             f"{kind.__name__} would never be called: it has no method named after an event, such as "
@@ -48,10 +49,10 @@ def check_call(owner: object, name: str, arguments: Sequence[str], remedy: str =
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
         raise TypeError(f"{kind}.{name} would do nothing when called: define it without yield or async")
     try:
-        # The signature of a decorated method itself: the function that it wraps may take other arguments.
+        # The decorated method's own signature: the function that it wraps may take other arguments.
         inspect.signature(method, follow_wrapped=False).bind(*arguments)
     except ValueError:
-        return  # built in C, without a signature
+        return  # implemented in C, without a signature
     except TypeError:
         called, defined = (f"{name}({', '.join(names)})" for names in (arguments, ["self", *arguments]))
         raise TypeError(f"{kind}.{name} cannot be called as {called}: define {defined}{remedy}") from None

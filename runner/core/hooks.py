@@ -23,9 +23,9 @@ class Hooks:
     """One no-op method per event: override those you need; the others cost nothing.
 
     Hooks run on all ranks. A hook that reads a value from the device or writes a file should do so at an interval, and
-    on rank 0 alone if one copy is enough. A public method `(self, state, logger)` with nearly the name of an event is
-    refused when the class is defined, so that a misspelled hook is never silently ignored. A hook with other parameters
-    is refused when the Trainer is made. Subclasses need not call `super().__init__()`.
+    on rank 0 alone if one copy is enough. A class with a public method `(self, state, logger)` whose name is close to
+    an event's raises TypeError when it is defined, so that a misspelled hook is never silently ignored. A hook with
+    other parameters raises it when the Trainer is made. Subclasses need not call `super().__init__()`.
     """
 
     config_key: str = ""
@@ -58,9 +58,9 @@ class Hooks:
 
     @classmethod
     def warm_up(cls) -> None:
-        """Start slow helpers early; the command line calls this before it imports torch, on rank 0.
+        """Start helpers that are slow to start; the command line calls this on rank 0, before it imports torch.
 
-        Must leave no trace when no run follows.
+        Must leave no trace if no run follows.
         """
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
@@ -80,13 +80,13 @@ class Hooks:
         """Act at an event that `match` chose; the return value is ignored."""
 
     def close(self, state: State, logger: Logger) -> None:
-        """Finish after the run or its failure (`state.error`). Called once, even if another hook's `close` fails."""
+        """Clean up after the run, even a failed one (`state.error`). Called once, even if another hook's fails."""
 
     def post_close(self) -> None:
         """Release what other hooks may still need in their `close`."""
 
     def gather_state(self) -> None:
-        """Gather the state of other ranks on rank 0, before a checkpoint takes rank 0's `state_dict`. All ranks."""
+        """Gather all ranks' state on rank 0, before a checkpoint saves its `state_dict`. Called on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: tensors, numbers, strings, lists and dicts. Default: nothing.
@@ -118,7 +118,7 @@ class Hooks:
         """EPOCH_START: an epoch begins; none of its batches is trained yet."""
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        """BEFORE_DATALOADER: before each `next(dataloader)`, including the call that finds the end."""
+        """BEFORE_DATALOADER: before each `next(dataloader)`, including the one that raises StopIteration."""
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         """AFTER_DATALOADER: `state.batch` is on the device. Change the batch here."""
@@ -145,7 +145,7 @@ class Hooks:
         """BEFORE_BACKWARD: the loss is final."""
 
     def after_backward(self, state: State, logger: Logger) -> None:
-        """AFTER_BACKWARD: this microbatch's gradients are added to `.grad`. Algorithms run in reverse."""
+        """AFTER_BACKWARD: `.grad` includes this microbatch's gradients. Algorithms run in reverse."""
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """AFTER_TRAIN_BATCH: gradients are final and unscaled, the optimizers step next. Algorithms run in reverse."""
@@ -172,7 +172,7 @@ class Hooks:
         """FIT_END: training and its final evaluation are done."""
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
-        """EVAL_BEFORE_ALL: before the evaluators that are due during training."""
+        """EVAL_BEFORE_ALL: during training, before the evaluators that are due."""
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """EVAL_START: one evaluator begins; `state.dataloader_label` is its label."""
@@ -193,7 +193,7 @@ class Hooks:
         """EVAL_END: `state.eval_metric_values[label]` is complete, over all ranks."""
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """EVAL_AFTER_ALL: all evaluators that were due have run; batch, weights and dataloader are training's again."""
+        """EVAL_AFTER_ALL: the evaluators that were due have run; training's batch, weights and dataloader are back."""
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
         """EVAL_STANDALONE_START: `trainer.eval()` begins."""
@@ -229,19 +229,19 @@ class Callback(Hooks):
     only_in_training: ClassVar[bool] = False
     """Whether commands that only evaluate or predict leave it out."""
     only_in_sweeps: ClassVar[bool] = False
-    """Whether a run outside of sweeps is refused."""
+    """Whether a run that has it is refused outside of a sweep."""
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         """Return what an engine should call instead of a callback's, algorithm's or destination's handler.
 
-        For callbacks that measure other hooks. It is called once per handler, when the engine is made, so a run without
-        wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.
+        For callbacks that measure other hooks. It is called once per handler, when the engine is made, so it costs
+        nothing if nobody overrides it. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.
         """
         return handler
 
 
 class Algorithm(Hooks):
-    """A change of training: it may write to the state, and declares how it combines with other algorithms.
+    """A change to training: it may write to the state, and declares how it combines with other algorithms.
 
     `runs_before`, `runs_after` and `conflicts_with` hold class names of other algorithms.
     """
@@ -250,7 +250,7 @@ class Algorithm(Hooks):
     runs_after: ClassVar[Iterable[str]] = ()
     conflicts_with: ClassVar[Iterable[str]] = ()
     picks_samples: ClassVar[bool] = False
-    """Whether it leaves out samples of a batch. Ranks then train different numbers of tokens, and must sum them."""
+    """Whether it drops samples from batches. Ranks may then train different numbers of tokens, and must sum them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -259,7 +259,7 @@ class Algorithm(Hooks):
                 raise TypeError(f"{cls.__name__}.{key}={names!r}: must be a set of class names, {{{names!r}}}")
 
     def evaluation_weights(self, state: State) -> AbstractContextManager[None]:
-        """Return a context inside which the model holds the weights to evaluate and to export (an average, say)."""
+        """Return a context in which the model holds the weights to evaluate and to export (an average, say)."""
         return nullcontext()
 
     def wrap_accumulate(self, accumulate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -1,4 +1,4 @@
-"""Checks of logged values in the call that logs them; otherwise a destination would fail later, on another thread."""
+"""Checks of values when they are logged; otherwise a destination would fail on them later, on another thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.libraries.typed import is_mapping, is_sequence
 
 
 def as_step(step: Any) -> int:
-    """Return the step of a logged value, a number of batches, as an int."""
+    """Return the step of a logged value (a number of batches) as an int."""
     try:
         return operator.index(step)
     except TypeError:
@@ -30,7 +30,7 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
     value = repr(images) if shape is None or dtype is None else f"{dtype} of shape {tuple(shape)}"
     try:
         array = np.asarray(images)
-    except (TypeError, ValueError) as error:  # on another device, or of different sizes
+    except (TypeError, ValueError) as error:  # not on the CPU, or a list of images of different sizes
         raise ValueError(f"images={value}: must be one array on the CPU ({error})") from None
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3) or not array.size:
         allowed = "must be uint8 of shape (N, H, W, C), with C 1 or 3"

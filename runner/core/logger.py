@@ -1,4 +1,4 @@
-"""The logger: carries values from training to the logger destinations without delaying the training loop."""
+"""The logger: passes values from training to the logger destinations without delaying the training loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Logger:
     """Passes everything that is logged to each destination.
 
     `log_metrics` queues values and returns at once, without waiting for a device or a disk. A background thread reads
-    the queued values back from the device, many in one transfer, and passes them on.
+    queued values back from the device, many in one transfer, and passes them on.
 
     Args:
         state: the state that supplies the step and the timestamp.
@@ -74,7 +74,7 @@ class Logger:
         """Log numbers or zero-dimensional tensors on any device, without a host-device sync.
 
         Args:
-            metrics: values by key; a `/` groups keys in the MLflow UI. Tensors are copied, and may change later.
+            metrics: values by key; a `/` groups keys in the MLflow UI. Tensors are copied, so they may change later.
             step: the batch to log at, by default `state.timestamp.batch`.
 
         Raises:
@@ -112,7 +112,7 @@ class Logger:
         """Log a table of plain values; a later table of the same name replaces it.
 
         Raises:
-            ValueError: rows and columns do not fit, or a value is an array.
+            ValueError: a row has more or fewer values than there are columns, or a value is an array.
         """
         columns, rows = check_table(columns, rows, name)
         at = self._state.timestamp.batch if step is None else as_step(step)
@@ -139,21 +139,21 @@ class Logger:
     def log_artifact(self, path: str | Path, name: str | None = None) -> None:
         """Log the file at `path`, which must be complete; `name` is a folder in the destination.
 
-        On a rank without destinations nothing happens, not even a check: rank 0 may still be writing the file.
+        A rank without destinations does not even check that the file exists: rank 0 may still be writing it.
 
         Raises:
-            ValueError: there is no such file, or the folder leads out of the destination.
+            ValueError: there is no such file, or `name` is not a folder inside the destination.
         """
         if self.destinations:
             file = check_file(path, name)
             self._deliver(lambda destination: destination.log_artifact(file, name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations; called by a destination, return at once.
+        """Wait until everything logged so far has reached the destinations; if a destination calls it, return at once.
 
         Raises:
-            Exception: reading values back or a destination failed in the background. A destination's OSError is only
-                reported as a warning.
+            Exception: the background thread failed to read values back, or a destination failed there. A destination's
+                OSError is only a warning.
         """
         self._drain()
         if self._error is not None:
@@ -161,7 +161,7 @@ class Logger:
             raise error
 
     def close(self) -> None:
-        """Deliver everything that is pending, and stop the background thread."""
+        """Stop the background thread, and deliver everything that is pending."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -179,7 +179,7 @@ class Logger:
 
     def _drain(self) -> None:
         with self._drain_lock:
-            if self._is_delivering:  # a destination called flush() while it receives records; new ones have to wait
+            if self._is_delivering:  # a destination called flush() while receiving records; newer ones have to wait
                 return
             records = join([self._pending.popleft() for _ in range(len(self._pending))])
             if not records:
@@ -195,7 +195,7 @@ class Logger:
 
     def _deliver(self, log_to: Callable[[LoggerDestination], None]) -> None:
         """Log to every destination, even if some fail; warn once about each destination that cannot write."""
-        first: Exception | None = None
+        first_error: Exception | None = None
         for destination in self.destinations:
             try:
                 log_to(destination)
@@ -206,13 +206,13 @@ class Logger:
             except Exception as error:
                 add_raiser(error, destination.config_key)
                 error.add_note(f"raised by {destination.config_key!r}, to which this was logged")
-                first = first or error
-        if first is not None:
-            raise first
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
 
 def _copy(key: str, value: Tensor | Number) -> Tensor | float:
-    """Return a detached copy of a tensor without dimensions, or a number as a float."""
+    """Return a tensor as a detached copy without dimensions, and a number as a float."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key for each")
@@ -220,14 +220,14 @@ def _copy(key: str, value: Tensor | Number) -> Tensor | float:
             raise TypeError(f"metric {key!r} is complex; log its abs(), or its parts")
         return value.detach().reshape(()).clone()
     try:
-        return value.__float__()  # float() would also accept text such as "1", which has no __float__
+        return value.__float__()  # float() would also accept text such as "1"
     except (AttributeError, TypeError):
         allowed = "must be a number or a tensor with one element; text goes into log_tags or log_table"
         raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 
 def join(records: Sequence[MetricRecord]) -> list[MetricRecord]:
-    """Return records, with adjacent ones of the same moment merged: several callbacks log metrics of one batch.
+    """Merge adjacent records of the same moment, because several callbacks log metrics of the same batch.
 
     Metrics are merged into the dict of the first record. A record that repeats a key stays separate.
     """
@@ -246,7 +246,7 @@ def join(records: Sequence[MetricRecord]) -> list[MetricRecord]:
 
 
 def read_back(records: Sequence[MetricRecord]) -> None:
-    """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
+    """Replace tensors in records with floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for metrics, *_ in records:
         for key, value in metrics.items():

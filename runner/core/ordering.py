@@ -1,4 +1,4 @@
-"""The order in which algorithms run, as their classes declare it, and the names of hooks."""
+"""The order in which algorithms run, which their classes declare, and the names of hooks."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
-    """Set the `config_key` of each hook without one to its class name in snake case, with a number if that is taken."""
-    taken = {hook.config_key: 1 for hook in hooks if hook.config_key}  # the last number tried with each key
+    """Give each hook without a `config_key` its class name in snake case, with a number if that name is taken."""
+    taken = {hook.config_key: 1 for hook in hooks if hook.config_key}  # values: the last number tried with the key
     if len({id(hook) for hook in hooks}) < len(hooks) or len(taken) < sum(bool(hook.config_key) for hook in hooks):
         argument = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
         raise wrong_argument(argument, hooks, "has the same object or config_key twice; each needs its own")
@@ -77,7 +77,7 @@ def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     return tuple(hooks)
 
 
-# Names in which not every capital letter starts a word.
+# Names with capital letters that do not start a word.
 _WHOLE = re.compile("MLflow|MLPerf|NaN|NGram|WandB|TensorBoard|MixUp|CutMix|CutOut|ColOut|AugMix|BlurPool|ALiBi")
 
 

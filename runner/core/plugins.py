@@ -13,9 +13,9 @@ CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
 class Plugins:
     """The classes of a package, each imported on first access.
 
-    Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` has the name of the
-    file without underscores and regardless of case: `SpeedMonitor`. Files whose names begin with an underscore hold
-    shared code, and no such class.
+    `load` and `names` serve as the package's `__getattr__` and `__dir__`. Each class is named after its file, without
+    underscores and ignoring case: `SpeedMonitor` is in `speed_monitor.py`. Files whose names begin with an underscore
+    hold shared code, and no such class.
 
     Raises:
         ImportError: the package is imported from the top of a checkout, where its classes would exist twice.

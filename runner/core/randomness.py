@@ -1,4 +1,4 @@
-"""Random streams: one for each consumer, a pure function of the seed, the consumer's name and its position."""
+"""Random streams: one for each consumer, determined by the seed, the consumer's name and its position."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MASK = (1 << 64) - 1
 def stream_seed(seed: int, name: str, *counters: Any) -> Any:
     """Return a seed in [0, 2^63) for one draw of one consumer, the same on every platform.
 
-    Streams with different arguments are independent for all practical purposes. Resuming a stream needs no saved state,
-    because its arguments determine it.
+    Streams with different arguments are independent for all practical purposes. Resuming one needs no saved state: its
+    arguments determine it.
 
     Args:
         seed: the seed of the run or of a rank.
@@ -43,8 +43,8 @@ def _mix(value: int) -> int:
 class ForwardStream:
     """The random stream of dropout and the like: torch's global generators, reseeded before each forward pass.
 
-    Draws made earlier, by any code, therefore do not affect the draws within a batch. Each rank has its own seed.
-    Several streams of one consumer differ in their `counters`.
+    The draws in a forward pass therefore do not depend on what any other code drew before. Each rank has its own seed.
+    `counters` distinguish several streams of one consumer.
     """
 
     def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:

@@ -30,8 +30,8 @@ Batch = Any
 class State:
     """The state of a run on this rank. Callbacks read it; algorithms may also write to it.
 
-    Fields that describe work in flight, such as `batch`, stay unset until they first have a value. Reading one before
-    then raises an `AttributeError` instead of returning `None`.
+    Fields that describe work in progress, such as `batch`, are unset until they first have a value: reading one before
+    that raises an AttributeError instead of returning None.
     """
 
     unwrapped_model: Model
@@ -54,9 +54,9 @@ class State:
     max_duration: Time
     """The length of training, in any unit but `dur`."""
     timestamp: Timestamp = Timestamp()
-    """Progress of training over all ranks. Timestamps are immutable: each advance of time replaces this one."""
+    """Progress of training over all ranks. Timestamps are immutable: each time training advances, a new one is set."""
     previous_timestamp: Timestamp = Timestamp()
-    """The timestamp before time last advanced. An interval is due if a multiple of it lies between the two."""
+    """The timestamp before the last advance. An interval is due if it has a multiple between the two timestamps."""
     eval_timestamp: Timestamp = Timestamp()
     """Progress of the current evaluator, or of the last one that ran."""
     predict_timestamp: Timestamp = Timestamp()
@@ -92,7 +92,8 @@ class State:
     microbatch_size: int | str | None = None
     """Samples per microbatch on this rank; 'auto': as many as fit in memory; None: split by `grad_accum`."""
     fitting_size: int | None = field(default=None, init=False)
-    """With 'auto', the samples per microbatch that have fit in memory so far; None before the first batch."""
+    """With 'auto', the current number of samples per microbatch, halved whenever memory runs out; None before the
+    first batch."""
 
     batch: Batch = field(init=False)
     """This rank's batch, on the device."""
@@ -108,7 +109,7 @@ class State:
     """The loss of `microbatch` as the model returned it, unscaled."""
     loss_scale: float | Tensor = field(default=1.0, init=False)
     """The factor by which a model's own `training_step` multiplies its losses before backward: this microbatch's share
-    of the batch of all ranks, times the scale of the fp16 scaler."""
+    of the global batch, times the scale of the fp16 scaler."""
     total_loss: Tensor = field(init=False)
     """The loss of this rank's whole batch, detached and zero-dimensional; complete at AFTER_TRAIN_BATCH."""
     loss_parts: dict[str, Tensor] = field(default_factory=dict[str, Tensor], init=False)
@@ -125,8 +126,8 @@ class State:
     resumed_from: Path | None = field(default=None, init=False)
     """The checkpoint from which this run was resumed; at BEFORE_LOAD it may still be the folder that holds it."""
     unfinished_hooks: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
-    """The event at which a callback failed, with the config keys of the hooks that still have to handle it when the run
-    is resumed; empty if no callback failed."""
+    """The event at which a callback failed, and the config keys of the hooks that must still handle it when the run is
+    resumed; empty if no callback failed."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
     interruption: BaseException | None = field(default=None, init=False)
@@ -165,7 +166,7 @@ class State:
         del self.outputs, self.loss  # set to None first, because unset fields cannot be deleted
 
     def stop_training(self) -> None:
-        """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
+        """End training after the current batch or epoch and its checkpoint event. Call it on all ranks."""
         self.stop_requested = True
 
     def interrupt(self, error: BaseException) -> None:
@@ -184,7 +185,7 @@ class State:
     def changing(self, settles: bool = True) -> Generator[None]:
         """Mark the state as inconsistent while the body of a `with` statement changes it.
 
-        After an error the state stays inconsistent, unless `unfinished_hooks` holds everything that remains to be done.
+        After an error the state stays inconsistent, unless only the `unfinished_hooks` remain to be called.
 
         Args:
             settles: whether the state is consistent after the body.
@@ -212,7 +213,7 @@ class State:
     def is_due(self, interval: Interval) -> bool:
         """Return whether the last advance of time reached a multiple of an interval."""
         if interval.is_at_epoch_ends and self.timestamp.batch_in_epoch:
-            return False  # a shortcut for most calls, which come after each batch
+            return False  # a shortcut: most calls come in the middle of an epoch
         return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
 
     def due_evaluators(self) -> list[Evaluator]:

@@ -12,7 +12,7 @@ _TYPED = re.compile(r"-?\s*([0-9]*[.]?[0-9]+(?:e-?[0-9]{1,2})?)\s*([a-z%]*)")
 
 
 def nearest_times(text: str, units: Mapping[str, str]) -> list[str]:
-    """Return the time strings nearest to the typed text, if any. `units` maps the words for units to units."""
+    """Return the time strings nearest to the typed text, if any. `units` maps words, such as 'hour', to units."""
     match = _TYPED.fullmatch(text.strip().lower())
     words = get_close_matches(match[2] or "ep", units, n=1) if match else []
     if not match or not words:

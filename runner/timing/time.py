@@ -58,8 +58,8 @@ _lt, _le, _gt, _ge = map(_operator, (operator.lt, operator.le, operator.gt, oper
 class Time:
     """A length of training in one unit: an int, but a float for `dur` (a fraction of max_duration) and `sec`.
 
-    Lengths in the same unit can be added, subtracted, divided (giving a float) and compared, also with time strings.
-    Differences may be negative.
+    Lengths in the same unit can be added, subtracted, divided (giving a float) and compared. One of the two may be a
+    time string. Differences may be negative.
 
     Raises:
         TypeError: `value` is not a finite number, or not an int although the unit is counted in whole numbers.
@@ -79,10 +79,10 @@ class Time:
 
     @classmethod
     def parse(cls, value: str | Time, name: str = "time") -> Time:
-        """Return the length given by a time string such as `'10ba'`, `'0.5dur'` or `'1h30m'`, or a `Time` in range.
+        """Return the length given by a time string such as `'10ba'`, `'0.5dur'` or `'1h30m'`.
 
         Args:
-            value: a time string, or a `Time`, which is only checked.
+            value: a time string; a `Time` is only checked and returned.
             name: the user's name for the value, for messages.
 
         Raises:
@@ -115,8 +115,8 @@ class Time:
         Fractions of a batch, sample or token are dropped.
 
         Raises:
-            ValueError: the result is zero, or includes part of an epoch of unknown length; or `ratio` is not a finite
-                number above 0.
+            ValueError: the result is zero, or includes part of an epoch whose length is unknown; or `ratio` is not a
+                finite number above 0.
         """
         unit = self.unit
         exact = self.exact * exact_ratio(ratio)
@@ -154,7 +154,7 @@ class Time:
 
 @lru_cache(maxsize=1024)
 def _read(text: str) -> Time | None:
-    """Return the time given by a string, or None. It is cached, because each batch compares strings with timestamps."""
+    """Return the time given by a string, or None. Cached, because each batch compares strings with timestamps."""
     if match := _COUNT.fullmatch(text):
         count, unit, real, real_unit = match.groups()
         return Time(int(count), unit) if count else Time(float(real), real_unit)
@@ -304,7 +304,7 @@ class Interval:
 
     An int is a number of epochs; 0 means never. In a run measured in epochs, a fraction may be due inside an epoch if
     the number of batches per epoch is known; otherwise it is due at the end of the epoch. A multiple at the end of an
-    epoch is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` is `'1ep'`.
+    epoch is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` acts like `'1ep'`.
     """
 
     time: Time

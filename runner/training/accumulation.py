@@ -1,6 +1,6 @@
 """Three ways to compute the gradient of a batch: whole, in microbatches, or in microbatches that fit in memory.
 
-Each leaves in `.grad` the gradient of the loss averaged over the batch of all ranks.
+Each leaves in `.grad` the gradient of the loss averaged over the global batch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
     """
     if state.microbatch_size == "auto":
         return FittingMicrobatches()
-    splits = state.grad_accum > 1 or state.microbatch_size is not None or not reduces_in_backward
-    return in_microbatches if splits else whole_batch
+    is_split = state.grad_accum > 1 or state.microbatch_size is not None or not reduces_in_backward
+    return in_microbatches if is_split else whole_batch
 
 
 def whole_batch(run: Run, share: Share) -> None:
-    """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward pass.
+    """Add to `.grad` the gradient of the loss averaged over the global batch, in one forward and backward pass.
 
     Args:
         run: with `state.batch` set.
-        share: this rank's part of the batch, see `rank_share`.
+        share: returns this rank's share of the global batch, see `rank_share`.
     """
     state = run.state
     state.microbatch = state.batch
@@ -65,7 +65,7 @@ def in_microbatches(run: Run, share: Share) -> None:
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
             train_microbatch(run, index, lambda part=parts[index]: part * share())
         losses.append(detach(state.loss))
-    if rounds > len(microbatches):  # the passes of other ranks still gather this rank's shards
+    if rounds > len(microbatches):  # the passes of other ranks still need this rank's shards
         is_padding = state.batch_is_padding
         state.batch_is_padding = True
         for index in range(len(microbatches), rounds):
@@ -79,13 +79,13 @@ class FittingMicrobatches:
 
     A failed attempt must not change training metrics or buffers such as running statistics, so they are copied before a
     batch that may fail. A batch is assumed to fit, and nothing is copied, if a batch of the same shapes has fit in
-    microbatches of this size with at least as much memory in use. If it fails after all, and there are metrics or
-    buffers that it may have changed, the run ends, and no checkpoint contains the changes.
+    microbatches of this size with at least as much memory in use. If it does not fit after all, and may have changed
+    metrics or buffers, the run ends, and no checkpoint contains the changes.
     """
 
     def __init__(self) -> None:
         self._fit: dict[Any, int] = {}
-        """Most bytes in use before a batch that fit, by microbatch size and batch shapes."""
+        """The most bytes that were in use before a batch that fit, by microbatch size and batch shapes."""
 
     def __call__(self, run: Run, share: Share) -> None:
         state = run.state
@@ -129,8 +129,8 @@ def train_microbatch(run: Run, index: int, scale: Share) -> None:
     Args:
         run: with `state.microbatch` set.
         index: index of the microbatch in its batch.
-        scale: returns the factor of the loss for the backward pass; called after the forward pass, or before a model's
-            own training step.
+        scale: returns the factor that multiplies the loss for the backward pass; called after the forward pass, or
+            before a model's own training step.
     """
     state = run.state
     on = run.on

@@ -68,7 +68,7 @@ def check_arguments(
     if get_world_size() > 1:
         layout.check_ranks(get_world_size())
     elif isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks:
-        layout.check_ranks(ranks)  # a multiple of `ranks` may be reached with several machines
+        layout.check_ranks(ranks)  # a multiple of `ranks` may still fit on several machines
 
 
 def make_state(
@@ -156,7 +156,7 @@ def check_iteration_length(value: str | int | Time | None) -> Time | None:
 
 
 def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> None:
-    """Check the two ways to split batches, of which one can be used at a time."""
+    """Check the two ways to split batches, only one of which can be used at a time."""
     check_whole("grad_accum", grad_accum, 1)
     if microbatch_size != "auto":
         check_whole("microbatch_size", microbatch_size, 1, "'auto' or a whole number", none="whole batches")
@@ -244,7 +244,7 @@ def ordered_hooks(
 
 
 def _progress_bars(hooks: Sequence[Hooks], is_wanted: bool | None) -> list[Any]:
-    """Return a list with the progress bar to add to hooks; empty if they have one, or if nobody watches.
+    """Return the progress bar to add to the hooks, as a list; empty if they have one, or if nobody would see it.
 
     This is the only callback that the Trainer adds by name, because training without output looks hung.
     """
@@ -274,8 +274,8 @@ def _check_kind(name: str, value: object, kind: type[Hooks]) -> None:
     if isinstance(value, kind):
         check_hooks(value)
         return
-    is_bare = isinstance(value, Hooks) or type(value).__repr__ is object.__repr__  # an address says nothing
-    shown = type(value).__name__ if is_bare else repr(value)
+    repr_is_useless = isinstance(value, Hooks) or type(value).__repr__ is object.__repr__  # it shows only an address
+    shown = type(value).__name__ if repr_is_useless else repr(value)
     if isinstance(value, type) and issubclass(value, kind):
         raise TypeError(f"{name}={value.__name__}: this is a class; pass an instance, {value.__name__}(...)")
     for group, base in (("algorithms", Algorithm), ("callbacks", Callback)):

@@ -1,7 +1,7 @@
 """The key `budget`: the time or compute that a run may use, and the number of batches that it allows.
 
-The number of batches is measured once, before training, and the config of the run then holds both, as in
-'5m of training = 1234ba'. A resumed run and a rerun therefore train the same number of batches.
+The number of batches is measured once, before training, and the run's config then holds both, as in
+'5m of training = 1234ba', so that a resumed run and a rerun train the same number of batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Budget:
     Attributes:
         amount: the time or number as text, such as '5m' or '1e12flop'.
         of: the work that counts against the budget: 'training', 'evaluation', or 'all' for both.
-        batches: the number of batches that the budget allows; None before it was measured.
+        batches: the number of batches that the budget allows; None before it is measured.
     """
 
     amount: str
@@ -35,7 +35,7 @@ class Budget:
 
     @classmethod
     def parse(cls, value: Any) -> Budget:
-        """Return the budget in the text that a user typed, or that the config of a run holds.
+        """Return the budget that a text describes, as a user types it or as a run's config holds it.
 
         Raises:
             WrongKey: the value is neither a wall-clock time above 0, optionally `of` something, nor a number of

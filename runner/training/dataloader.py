@@ -28,15 +28,15 @@ class BatchStream:
     attribute, its sampler must divide the samples into shares of equal size (`DistributedSampler`).
 
     While a batch is read, such an iterable, or the transform of a loader of this project, may draw from torch's
-    generators: these draws depend only on the seed, the epoch and the batch. Persistent workers of a plain DataLoader
-    are the exception: they keep their own generators from one epoch to the next.
+    generators: what it draws depends only on the seed, the epoch and the batch. Persistent workers of a plain
+    DataLoader are the exception: they keep their own generators from one epoch to the next.
 
     Args:
         loader: the dataloader, which yields this rank's batches.
         device: the device to which batches are moved.
         precision: the precision, which determines the dtype to which floating-point tensors are cast.
-        num_samples: a function that counts the samples of a batch. With the default, `Model.num_samples`, the first
-            batch must be unambiguous.
+        num_samples: a function that counts the samples of a batch. With the default, `Model.num_samples`, the tensors
+            of the first batch must agree on the number.
         label: 'train', an evaluator's label, or 'predict'.
         seed: the seed for random draws while reading batches; equal on all ranks, as samplers may require.
         subset_num_batches: the number of batches after which a pass over the loader ends; None: all. An endless loader
@@ -103,8 +103,8 @@ class BatchStream:
     def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
         """Return an iterator over an epoch's batches on the device, starting at a given batch. Call it on all ranks."""
         self.seek(epoch, batch)
-        first = batch if hasattr(self.loader, "seek") else 0  # the next batch that the loader yields
-        if hasattr(self.loader, "__next__"):  # an iterator continues where it is; in a resumed run it is at epoch 0
+        first = batch if hasattr(self.loader, "seek") else 0  # the batch that the loader yields next
+        if hasattr(self.loader, "__next__"):  # an iterator continues where it stopped; a resumed run's is at epoch 0
             first = batch if self._started else -epoch * (self._limit or 0)
         self._started = True
         batches = self._read(epoch, first) if self._draws else self._iterate()
@@ -126,7 +126,7 @@ class BatchStream:
         return length if self.ranks_read is None else shares.length_of_shares(self.ranks_read, length, self._name)
 
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:
-        """Yield batches, the first of which has the number `batch`; seed torch's generators before each is read."""
+        """Yield batches, starting at number `batch`; before each is read, seed torch's generators."""
         for reader in (self.loader, shares.find_sampler(self.loader)):
             if isinstance(generator := getattr(reader, "generator", None), torch.Generator):
                 generator.manual_seed(stream_seed(self._seed, "order", epoch))

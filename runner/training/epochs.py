@@ -1,4 +1,4 @@
-"""The steps between epochs: starts and ends of epochs and iterations, and the events that a resumed run still owes."""
+"""Starts and ends of epochs and iterations, and the events and evaluations that an earlier session missed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from runner.training.run import Run
 
 
 def catch_up(run: Run) -> None:
-    """Fire the events and run the evaluations that an earlier session left out. Call it on all ranks.
+    """Fire the events and run the evaluations that an earlier session missed. Call it on all ranks.
 
-    The earlier session may have saved its checkpoint after a callback failed at the end of an epoch, after an
-    evaluation failed, or before the end of an iteration.
+    That session may have saved its checkpoint after a callback failed at the end of an epoch, after an evaluation
+    failed, or before the end of an iteration.
     """
     state = run.state
     if state.resumed_from is not None:

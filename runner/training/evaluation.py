@@ -26,7 +26,7 @@ from runner.training.run import Run
 
 
 def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
-    """Run evaluators during training, as one group; do nothing if there are none. Call it on all ranks."""
+    """Run evaluators during training, as one group; without evaluators, do nothing. Call it on all ranks."""
     if not evaluators:
         return
     run.clock.pause()
@@ -47,8 +47,8 @@ def evaluate_standalone(
     Args:
         run: the run, with its model.
         evaluators: the evaluators to run.
-        weights: a context manager that puts the weights to evaluate into the model; None evaluates the same weights as
-            evaluations during training.
+        weights: a context manager that puts the weights to evaluate into the model; None: the same weights that
+            evaluations during training use.
     """
     run.clock.pause()
     with evaluation(run, weights):
@@ -117,8 +117,8 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
     Args:
         run: the run, with its model.
         stream: the data to predict.
-        take: called on all ranks for each `state.batch`, with the outputs and the number of samples on this rank, which
-            is 0 if the batch only stands in for an empty share.
+        take: called on all ranks for each `state.batch`, with the outputs and this rank's number of samples, which is 0
+            if the batch only stands in for an empty share.
     """
     state = run.state
     on = run.on

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 Rule = Callable[[Any], Any]
-"""A function of the State: whether to evaluate now, true or false on all ranks alike.
+"""A function of the State that returns whether to evaluate now, the same on all ranks.
 
-A forward reference to the State would keep the types of a config's values from being checked.
+It is not annotated with State, because a forward reference would prevent type checks of config values.
 """
 
 

@@ -26,7 +26,7 @@ NO_TEST_DATA = (
 
 
 def check_test(state: State, test: str | None, objectives: Iterable[str]) -> None:
-    """Check, before training, that there are test data, and that every objective on test data will be measured."""
+    """Check, before training, that there is test data, and that every objective on test data will be measured."""
     untested = {evaluator.label for evaluator in _test_evaluators(state)} if test is None else ()
     for objective in objectives:
         reason = "test data is evaluated only with test=best or test=last; add one"

@@ -43,7 +43,7 @@ def fit(run: Run) -> None:
 
 
 def train_epoch(run: Run, stream: BatchStream) -> bool:
-    """Train the remaining batches of an epoch, and return whether the epoch was completed."""
+    """Train the remaining batches of an epoch, and return whether the epoch is complete."""
     state = run.state
     on = run.on
     # After EPOCH_START, because its hooks may still change how the data are read.
@@ -76,8 +76,8 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
 def train_batch(run: Run, samples: int, all_samples: int) -> None:
     """Train on `state.batch`: compute gradients, step the optimizers, and advance time.
 
-    `state.is_consistent` is False from the first change of weights or buffers until BATCH_END is over. An error in
-    between saves no checkpoint, because the weights are no longer those of the timestamp.
+    `state.is_consistent` is False from the first change of weights or buffers until the end of BATCH_END. After an
+    error in between, no checkpoint is saved, because the weights no longer match the timestamp.
 
     Args:
         run: the run, with `state.batch` set.

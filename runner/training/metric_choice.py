@@ -1,6 +1,6 @@
-"""The names of metrics. A metric is logged as 'loss/eval/total', and shown to users as 'eval/loss'.
+"""The names of metrics: what is logged as 'loss/eval/total' is shown to users as 'eval/loss'.
 
-Wherever a metric can be named, both names work.
+Wherever users name a metric, both names work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("runner")
 def name_metric(key: str) -> tuple[str, str]:
     """Return the label and name of a logged key: ('eval', 'loss') for 'loss/eval/total'.
 
-    A part of a loss is ('train', 'loss/part'). The label is empty for a user's own key such as `loss/mine`.
+    For a part of a loss it is ('train', 'loss/part'). The label is empty for a user's own key such as `loss/mine`.
     """
     kind, _, path = key.partition("/")
     label, _, name = path.rpartition("/") if path.count("/") < 2 else path.partition("/")
@@ -53,7 +53,7 @@ class MetricChoice(NamedTuple):
     name: str
 
     def read(self, state: State) -> float | None:
-        """Return its last value, or None before the first. An intended host-device sync, after an evaluation only."""
+        """Return its last value, or None before the first. An intended host-device sync: call it after evaluations."""
         value = state.metric_values.get(self.label, {}).get(self.name)
         return None if value is None else float(value)
 
@@ -87,8 +87,8 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
         monitor: the name: 'eval/MulticlassAccuracy', the logged 'metrics/eval/MulticlassAccuracy', or without a label
             'MulticlassAccuracy'.
         argument: the argument that held `monitor`, for messages.
-        label: where to look up a name without a label; None: in the only evaluator that has such a metric, except
-            those of test data.
+        label: where to look up a name without a label; None: in all evaluators but those of test data; only one of
+            them may have such a metric.
 
     Raises:
         ValueError: no metric has this name, or several have it.

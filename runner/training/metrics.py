@@ -26,7 +26,7 @@ from runner.libraries.typed import is_mapping, is_sequence
 from runner.models.model import Model
 from runner.training.metric_direction import sounds_like_loss
 
-MOST_TERMS = 128  # zero-dimensional tensors that a mean collects before it adds them up in one operation
+MOST_TERMS = 128  # zero-dimensional tensors that a mean collects before it sums them in one operation
 
 
 class TrainMetrics(Callback):
@@ -110,7 +110,8 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
     """Update metrics with a batch.
 
-    Without `counts`, the batch is padding on a rank without samples: metrics see its shapes, but do not count it.
+    Without `counts`, the batch is padding on a rank without samples: a metric without updates learns its shapes from
+    it, and stays empty.
     """
     for metric in metrics.values():
         if counts:

@@ -61,7 +61,7 @@ class Precision(StrEnum):
         return torch.amp.GradScaler(device.type) if self is Precision.AMP_FP16 else None
 
     def autocast(self, device: torch.device) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator for functions that run in forward passes; the identity if there is nothing to cast."""
+        """Return a decorator for the functions of a forward pass; without autocast, it returns them unchanged."""
         if self is Precision.AMP_BF16:
             return torch.autocast(device.type, torch.bfloat16)
         if self is Precision.AMP_FP16:

@@ -1,4 +1,4 @@
-"""A run as the loops see it: its state, event listeners, data and clock, and the functions of each step."""
+"""A run as the loops see it: its state, event listeners, data and clock, and the functions that each batch calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Accumulate = Callable[["Run", Share], None]
 
 @dataclass(kw_only=True)
 class Run:
-    """The object that the loops of training, evaluation and prediction work on; made by the Trainer."""
+    """What the loops of training, evaluation and prediction work on; made by the Trainer."""
 
     state: State
     """The state, with its model on its device and its optimizers."""
@@ -67,7 +67,7 @@ class Run:
     reduces_in_backward: bool
     """Whether DDP averages gradients over the ranks in the last backward pass of a batch."""
     loss_is_checked: bool = field(default=False, init=False)
-    """Whether a loss that was trained has passed `check_loss`."""
+    """Whether a training loss has passed `check_loss`."""
 
     def __post_init__(self) -> None:
         self.on = self.engine.on
@@ -100,7 +100,7 @@ class Run:
         state.model = wrapped
 
         def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-            return state.precision.autocast(state.device)(function)  # a context each: none can be nested in itself
+            return state.precision.autocast(state.device)(function)  # one for each: an autocast cannot contain itself
 
         self.parameters = list(model.parameters())
         self.is_sharded = is_sharded(model)
@@ -116,11 +116,11 @@ class Run:
         """Wrap the model again if hooks froze or unfroze parameters, because DDP does not notice such changes."""
         if self.freezing.has_changed():
             self.bind(self.state.unwrapped_model)
-            gc.collect()  # DDP is part of reference cycles, and its hooks on parameters must be gone
+            gc.collect()  # the old DDP is in reference cycles; its hooks on parameters must be gone before the new one
             self.bind(self.wrap())
 
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
-        """Check a loss. Nothing is checked after the first trained loss, because a model always returns the same kind.
+        """Check a loss; called up to the first training loss, because a model always returns the same kind.
 
         Args:
             loss: the loss that the model returned.
@@ -135,7 +135,7 @@ class Run:
         self.loss_is_checked = trains
 
     def count_tokens(self, samples: int, all_samples: int) -> int:
-        """Return the number of tokens in the batch of all ranks; 0 if the model does not count tokens. All ranks.
+        """Return the number of tokens in the global batch; 0 if the model does not count tokens. Call it on all ranks.
 
         Args:
             samples: number of samples on this rank; 0 if `state.batch` is only a stand-in for an empty share.

@@ -45,8 +45,8 @@ from runner.training.run import Run
 class Trainer:
     """Trains a model, evaluates it and predicts with it, through an event engine.
 
-    The constructor checks everything that can be checked before training, and opens no connection but the process
-    group. Use the Trainer as a context manager, or call `close()`, so that callbacks and destinations can finish.
+    The constructor checks everything that can be checked before training, and opens no connections except those of the
+    process group. Use the Trainer as a context manager, or call `close()`, so that callbacks and destinations finish.
 
     Args:
         model: the model to train.
@@ -169,7 +169,7 @@ class Trainer:
         Raises:
             WrongConfig: the config is wrong; the message names the key.
         """
-        return resolve_name("runner.program.in_python:trainer_of")(overrides, config_dir)  # by name: a room above
+        return resolve_name("runner.program.in_python:trainer_of")(overrides, config_dir)  # in a higher room
 
     def fit(
         self, duration: str | int | Time | None = None, may_be_over: bool = False, reset_time: bool = False
@@ -217,7 +217,7 @@ class Trainer:
             checkpoint: a checkpoint or a run's folder whose weights to evaluate; metrics are logged at its time.
 
         Raises:
-            ValueError: there are no evaluation data, neither here nor in the Trainer.
+            ValueError: there is no evaluation data, neither here nor in the Trainer.
         """
         is_new = eval_dataloader is not None
         evaluators = ensure_evaluators(eval_dataloader, self._interval) if is_new else [*self.state.evaluators]
@@ -297,7 +297,7 @@ class Trainer:
             raise cause  # noqa: B904 (the exception keeps its own context)
 
     def _join(self, run_dir: Any, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
-        """Join the process group, and make everything that needs the group; leave the group on failure."""
+        """Join the process group, and build everything that needs the group; on failure, leave it."""
         self._made_group = collectives.init_process_group(self.state.device)
         with ExitStack() as on_error:
             if self._made_group:

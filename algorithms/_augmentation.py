@@ -1,6 +1,6 @@
 """Base class of TrivialAugment, RandAugment and AugMix: undoes the normalization of images, and applies it again.
 
-The operations are our own torch operations on the batch's device, so torchvision is not needed.
+The operations are written in torch and run on the batch's device, so torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOLERANCE = 0.2
 """Distance outside [0, 1] that rounding and interpolation cannot explain."""
 
 MAX_SHARE = 0.05
-"""Largest share of values outside that tolerance; images that are still normalized have many more."""
+"""Largest allowed share of values outside that tolerance; in images that are still normalized it is much larger."""
 
 
 class Augmentation(Algorithm, ABC):
@@ -77,7 +77,7 @@ class Augmentation(Algorithm, ABC):
         return images, mean, std
 
     def _normalization_of(self, loader: Any) -> Normalization:
-        """Return the normalization of the data, or the one of the arguments if the data declare none.
+        """Return the normalization that the data declares; if it declares none, that of the arguments.
 
         Raises:
             ValueError: an argument contradicts the data, or is missing.

@@ -27,7 +27,7 @@ log = logging.getLogger("runner")
 
 
 def wide_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with at least 32 bits per number, so that many small changes can add up in an average."""
+    """Return a copy with at least 32 bits per element, so that many small changes can add up in an average."""
     wide = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(wide, copy=True)
 
@@ -39,7 +39,7 @@ def _parts(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors in place, in one fused operation; of sharded tensors, each rank copies its part."""
+    """Copy tensors in place, in one fused operation; each rank copies its part of sharded tensors."""
     if into:
         torch._foreach_copy_(_parts(into), _parts(values))  # pyright: ignore[reportPrivateImportUsage]
 
@@ -48,8 +48,8 @@ def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
     """Set each average a to a + weight (v - a), in place, in one fused operation.
 
-    With the weight 1 - s this is the exponential average s a + (1 - s) v, and with the weight 1 / n of the n-th value
-    it is the plain mean, because n mean_n = (n - 1) mean_(n-1) + v_n. Of sharded tensors, each rank moves its part.
+    With weight = 1 - s this is the exponential average s a + (1 - s) v. With weight = 1 / n for the n-th value, it is
+    the plain mean, because n mean_n = (n - 1) mean_(n-1) + v_n. Each rank moves its part of sharded tensors.
 
     Args:
         averages: floating-point tensors, changed in place.
@@ -64,10 +64,7 @@ def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: f
 
 @contextmanager
 def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Set a model's tensors to other values within the context, and restore their own values afterwards.
-
-    The values are restored even if an exception is raised inside.
-    """
+    """Set a model's tensors to other values within the context; restore them afterwards, even after an exception."""
     trained = [tensor.detach().clone() for tensor in live]
     try:
         copy_all(live, values)
@@ -79,7 +76,7 @@ def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 def count_updates(state: State, interval: Time, start: Time, end: Time) -> float:
     """Return the number of positive multiples of an interval from `start` to `end`, both included.
 
-    It is infinite if max_duration and the length of an epoch do not allow a conversion of the units.
+    It is infinite if the units cannot be converted with max_duration and the length of an epoch.
     """
 
     def in_intervals(time: Time) -> Fraction:
@@ -92,11 +89,10 @@ def count_updates(state: State, interval: Time, start: Time, end: Time) -> float
 
 
 class TimedAverage(Algorithm):
-    """Base class of averages that are updated at an interval; warns, once and on rank 0, if no update will come.
+    """Base class of averages that are updated at an interval; warns once, on rank 0, if there will be no update.
 
-    If the time units can be converted into each other, the warning comes when training starts, otherwise when training
-    has reached its end. It is not an error, because training may continue with another `fit` or a longer
-    max_duration.
+    If the time units can be converted into each other, the warning comes when training starts, otherwise when it has
+    ended. It is not an error, because training may continue with another `fit` or a longer max_duration.
     """
 
     start: Time
@@ -138,10 +134,10 @@ class WeightAverage(Algorithm):
 
     Training continues with its own weights. A subclass keeps the average in `_average`, by parameter name, and calls
     `_changed` after each change. The running statistics of batch norm are not averaged, because they describe the
-    activations of the trained weights, and the averaged weights have other activations (Izmailov et al.
-    2018). They are estimated from the first training batches, in the loader's order, once for each timestamp at which
-    the average is evaluated or saved. Each rank reads its own share of the batches; evaluations use the statistics of
-    rank 0. All other buffers come from training.
+    activations of the trained weights, and the averaged weights have other activations (Izmailov et al. 2018). Instead,
+    they are estimated from the first training batches, in the loader's order, once for each timestamp at which the
+    average is evaluated or saved. Each rank reads its own share of the batches; evaluations use rank 0's statistics.
+    All other buffers come from training.
 
     Args:
         bn_batches: number of training batches to estimate the statistics from; 0 keeps the statistics of training.
@@ -189,14 +185,14 @@ class WeightAverage(Algorithm):
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         for name, parameter in state.unwrapped_model.named_parameters():
-            if parameter.requires_grad and name not in self._parameters:  # it has been unfrozen
+            if parameter.requires_grad and name not in self._parameters:  # it was unfrozen
                 self._parameters[name] = parameter
                 if self._average:
                     self._add(name, parameter)
                     self._changed()
 
     def _add(self, name: str, parameter: nn.Parameter) -> None:
-        """Add a parameter to the average that was frozen until now."""
+        """Add a parameter that was frozen until now to the average."""
         self._average[name] = wide_copy(parameter)
 
     @contextmanager
@@ -240,8 +236,8 @@ class WeightAverage(Algorithm):
 def estimate_statistics(state: State, norms: Sequence[Any], num_batches: int) -> None:
     """Set the running statistics of batch norm layers to their mean over the first training batches of this rank.
 
-    Each batch counts alike: the running mean becomes the mean of the batches' means, and the running variance the mean
-    of their unbiased variances. A batch that would make the statistics NaN or infinite is skipped. At most
+    All batches count equally: the running mean becomes the mean of the batches' means, and the running variance the
+    mean of their unbiased variances. A batch that would make the statistics NaN or infinite is skipped. At most
     `num_batches` are used; an epoch may have fewer.
     """
     model = state.unwrapped_model
@@ -271,7 +267,7 @@ def estimate_statistics(state: State, norms: Sequence[Any], num_batches: int) ->
 
 
 def keep_base_rates(state: State, name: str) -> None:
-    """Store each group's learning rate, so that `set_rates` never builds on its own rates. Call it at BEFORE_LOAD."""
+    """Store each group's learning rate, so that `set_rates` never starts from its own. Call it at BEFORE_LOAD."""
     if not all(isinstance(scheduler, ScheduledRates) for scheduler in state.schedulers):
         raise ValueError(
             f"{name}: torch's own schedulers would overwrite the learning rate; use those of runner.optim.schedulers"

@@ -19,9 +19,8 @@ def draw_boxes(
         box: height and width of a box before it is clipped.
         size: height and width of the image.
         uniform: whether each pixel is equally likely to be covered. A box may then start anywhere from 1 - length to
-            the image's side - 1, so that each pixel is covered from `length` of all starts, and centers may lie
-            outside. Otherwise centers lie inside the image, as in the papers, and pixels near the edges are covered
-            less often.
+            the image's side - 1, so that `length` of the possible starts cover each pixel; centers may lie outside.
+            Otherwise centers lie inside the image, as in the papers, and pixels near the edges are covered less often.
         seed: seed of the draw; equal arguments give equal boxes.
     """
     generator = numpy.random.default_rng(seed)

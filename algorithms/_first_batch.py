@@ -11,8 +11,8 @@ def first_batch(loader: Any) -> Any:
     """Return this rank's first batch of data in memory, before any algorithm changes it.
 
     Returns:
-        The batch; None for any other loader, because reading may be slow or open files that its workers must open; also
-        None for a loader with a transform, because that may draw random numbers or count its calls.
+        The batch; None for any other loader, because reading may be slow, or open files that only its workers should
+        open; None too for a loader with a transform, because that may draw random numbers or count its calls.
     """
     if not isinstance(loader, TensorLoader) or loader.transform is not None:
         return None

@@ -38,6 +38,6 @@ class ShapeCache(Generic[Value]):
 
 
 def drop_positions(module: nn.Module, index: int) -> None:
-    """Remove a GPT's learned positions in place. Returns None, by which `replace_modules` keeps the module."""
+    """Remove a GPT's learned positions in place. Returns None, so that `replace_modules` keeps the module."""
     assert isinstance(module, GPT)
     module.position_embedding = None

@@ -33,7 +33,7 @@ def _numbers(*values: float, dtype: torch.dtype, device: torch.device) -> Tensor
 
 
 def transform(images: Tensor, matrices: Tensor) -> Tensor:
-    """Return images after affine transforms with bilinear interpolation; pixels from outside are black.
+    """Return images after affine transforms with bilinear interpolation; pixels from outside the image are black.
 
     Args:
         images: images (N, C, H, W).
@@ -192,7 +192,7 @@ def apply_each(
         chosen: index (N,) of each image's operation; negative for none.
         strengths: strength (N,) of each image's operation, in [-1, 1].
     """
-    order = numpy.argsort(chosen, kind="stable")  # the images of each operation in a row
+    order = numpy.argsort(chosen, kind="stable")  # groups the images by operation
     bounds = numpy.searchsorted(chosen[order], range(len(operations) + 1)).tolist()
     index = torch.from_numpy(order).to(images.device, non_blocking=True)
     ordered_strengths = torch.from_numpy(strengths[order]).to(images.device, images.dtype, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Norms that run in the dtype of autocast."""
+"""Norms that run in autocast's dtype."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_low_precision(function: Callable[..., Tensor], inputs: Tensor, *tensors: 
 
 
 def take_over(new: N, old: N) -> N:
-    """Return the new norm with the old norm's parameters, which keeps names, optimizers and weight sharing."""
+    """Return the new norm with the old norm's parameters, so that names, optimizers and weight sharing still hold."""
     new.register_parameter("weight", old.weight)
     new.register_parameter("bias", old.bias)
     return new

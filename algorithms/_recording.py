@@ -14,7 +14,7 @@ from runner.algorithms._whole_step import Step
 from runner.device.batch import map_tensors, tensors
 from runner.models.loss import total_of
 
-WARM_UP = 3  # passes before the recording, as in torch: libraries allocate memory that must not be recorded
+WARM_UP = 3  # passes before the recording, as in torch: in them, libraries allocate memory, which is not to be recorded
 
 
 def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
@@ -44,7 +44,7 @@ class Recording:
         cuda = [parameter.device for parameter in self.parameters[:1] if parameter.is_cuda]
         buffers = KeptBuffers(model)
         buffers.keep()
-        with torch.random.fork_rng(cuda):  # these passes do not train
+        with torch.random.fork_rng(cuda):  # none of these passes is a training step
             stream = torch.cuda.Stream(cuda[0]) if cuda else None
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream())
@@ -63,7 +63,7 @@ class Recording:
         self._parts = {name: part.detach() for name, part in loss.items()} if isinstance(loss, dict) else None
 
     def run(self, batch: Any) -> tuple[Any, Any]:
-        """Return the outputs for a batch, valid until the next batch, and its loss, which has gradients."""
+        """Return the outputs for a batch, valid until the next batch, and its loss, which is differentiable."""
         for fixed, tensor in zip(tensors(self._inputs), tensors(batch), strict=True):
             fixed.copy_(tensor, non_blocking=True)
         total = _Replayed.apply(self, *self.parameters)
@@ -87,7 +87,7 @@ class Recording:
         kind = next(tensors(self._inputs)).device.type
         dtype = torch.get_autocast_dtype(kind)
         enabled = torch.is_autocast_enabled(kind)
-        # A replay would reuse weights from autocast's cache, in their values from the recording.
+        # With autocast's cache, replays would use the weights' values at the time of the recording.
         with torch.autocast(kind, dtype, enabled, cache_enabled=False):
             outputs, loss = step(self._inputs)
             return outputs, loss, total_of(loss)

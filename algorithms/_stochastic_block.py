@@ -34,12 +34,12 @@ def draw_kept(rates: list[float], num_samples: int, seed: int) -> Tensor:
 class StochasticBlock(nn.Module):
     """A block f that returns x or f(x) in training, and their expected value in evaluation.
 
-    With the probability r of x, the expected value is r x + (1 - r) f(x) = x + (1 - r) (f(x) - x): a residual branch
-    g(x) = f(x) - x is scaled by the probability that training keeps it (Huang et al. 2016). A block whose
-    output has a different shape than its input is never skipped.
+    If training returns x with probability r, the expected value is r x + (1 - r) f(x) = x + (1 - r) (f(x) - x): a
+    residual branch g(x) = f(x) - x is scaled by the probability that training keeps it (Huang et al. 2016). A block
+    whose output has a different shape than its input is never skipped.
 
     Args:
-        block: module that maps (N, ...) to (N, ...), its shortcut included.
+        block: module that maps (N, ...) to (N, ...), including its shortcut.
 
     Attributes:
         rate: probability of skipping the block.

@@ -1,4 +1,4 @@
-"""Changes of a model at INIT, which are reproducible and logged."""
+"""Changes to a model at INIT, which are reproducible and logged."""
 
 from __future__ import annotations
 

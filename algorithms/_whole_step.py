@@ -12,7 +12,7 @@ from runner.distributed.sharding import is_sharded
 Step = Callable[[Any], tuple[Any, Any]]
 """Computes the outputs for a batch and their loss."""
 HOOKS_BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
-"""Methods by which an algorithm may act between the forward pass and the loss."""
+"""Methods with which an algorithm may act between the forward pass and the loss."""
 
 
 def check_can_join(state: State, name: str, remedy: str) -> None:
@@ -37,7 +37,7 @@ def join_loss(model: Model, run: Callable[[Step, Any], tuple[Any, Any]] = lambda
 
     Args:
         model: the model. Its class is replaced by a subclass of the same name.
-        run: calls the function that computes outputs and loss, with the batch.
+        run: called with a function that computes outputs and loss, and with the batch to call it with.
     """
     base: Any = type(model)
 

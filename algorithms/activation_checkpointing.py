@@ -1,4 +1,4 @@
-"""Activation checkpointing: activations of some modules are discarded, and computed again in the backward pass."""
+"""Activation checkpointing: activations of some modules are discarded, and recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def forget_activations(module: nn.Module) -> None:
     forward = module.forward
     contexts = partial(_contexts, module)
 
-    def forward_again(*args: Any, **kwargs: Any) -> Any:
+    def checkpointed_forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # compiled code recomputes values, but updates buffers only once
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-    module.forward = forward_again
+    module.forward = checkpointed_forward
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -73,7 +73,7 @@ class ActivationCheckpointing(Algorithm):
 
     Args:
         modules: pattern, or list of patterns, with * and ? for names or classes of modules, such as '*Block' or
-            'module.blocks.?'; of nested modules, the outermost one is used. None: the blocks that the model repeats.
+            'module.blocks.?'; of nested modules, the outermost one is used. None: the model's repeated blocks.
         allow_no_match: whether to accept patterns that match no module, and a model left unchanged.
 
     Raises:
@@ -93,10 +93,10 @@ class ActivationCheckpointing(Algorithm):
     def init(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
         modules = find_repeated(model) if self.modules is None else find_modules(model, self.modules)
-        idle = [pattern for pattern in self.modules or () if not find_modules(model, [pattern])]
-        if modules and idle and not self.allow_no_match:
+        unmatched = [pattern for pattern in self.modules or () if not find_modules(model, [pattern])]
+        if modules and unmatched and not self.allow_no_match:
             raise wrong_argument(
-                "modules", self.modules, f"{', '.join(map(repr, idle))} matches no module; leave it out"
+                "modules", self.modules, f"{', '.join(map(repr, unmatched))} matches no module; leave it out"
             )
         for module in set(modules.values()):
             forget_activations(module)

@@ -85,7 +85,7 @@ class ALiBi(Algorithm):
 
     The model can then be used on longer sequences than it was trained on. In training, each sequence of a batch (N, T)
     is cut into several shorter ones, so the batch keeps all its tokens; the sample count still counts the original
-    sequences. Works only with this project's GPT. Nothing is random, or depends on the number of ranks or microbatches.
+    sequences. Works only with this project's GPT. Nothing is random or depends on the number of ranks or microbatches.
 
     Args:
         max_sequence_length: length of the longest sequence that the model accepts, in evaluation too, in tokens; at
@@ -98,7 +98,7 @@ class ALiBi(Algorithm):
 
     Raises:
         ValueError: an argument is out of range; at INIT, the model does not have this project's GPT attention; or, at
-            FIT_START (during training if the data are not held in memory), sequences cannot be cut evenly or are longer
+            FIT_START (during training if the data is not held in memory), sequences cannot be cut evenly or are longer
             than `max_sequence_length`.
 
     Evidence:

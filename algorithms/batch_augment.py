@@ -45,8 +45,8 @@ class BatchAugment(Algorithm):
 
     Args:
         pad: largest shift each way, in pixels, drawn uniformly for each image; 0 for no shift.
-        flip: None for no flips; 'random' to mirror each image with probability 1/2; 'alternating' to do so in epoch 0
-            and then the opposite in every other epoch, so that two epochs show both sides of each image. 'alternating'
+        flip: None for no flips; 'random' to mirror each image with probability 1/2; 'alternating' to do so in epoch 0,
+            and to invert each image's choice in odd epochs, so that two epochs show both sides of it. 'alternating'
             needs a train dataloader that knows which samples make up a batch: one with an `order`, like those of
             `runner.data`.
         input_key: index or name of the images (N, C, H, W) in a batch.

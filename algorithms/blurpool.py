@@ -60,9 +60,9 @@ class BlurPool(Algorithm):
         replace_convs: whether to filter at each `Conv2d` with a stride.
         replace_maxpools: whether to filter at each `MaxPool2d` with a stride, except those with `ceil_mode` or
             `return_indices`.
-        blur_first: whether to filter the input of a convolution, which keeps its stride and its cost. Otherwise its
-            output is filtered, after a convolution at every pixel; this is better, but costs stride squared times as
-            much.
+        blur_first: whether to filter the input of a convolution, which keeps its stride and its cost. Otherwise the
+            convolution runs at every pixel, and its output is filtered; this is better, but costs stride squared times
+            as much.
         min_channels: smallest number of input channels of a convolution to filter at; at least 1.
         allow_no_match: whether to leave a model without such layers unchanged instead of raising an error.
 

@@ -34,19 +34,19 @@ TINY = torch.finfo(torch.float32).tiny
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
     """Compile the step of an optimizer, unless it is a single fused kernel, which torch does not compile.
 
-    For Muon with a fused fallback, only the matrix update is compiled. Learning rates reach the compiled step as
-    tensors, so that new rates need no new code; outside of it they stay numbers.
+    If Muon steps its non-matrix parameters by a fused kernel, only the matrix update is compiled. Learning rates reach
+    the compiled step as tensors, so that new rates cause no recompilation; outside of it they stay numbers.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         if group.get("foreach"):
-            group["foreach"] = None  # torch decides: compiled kernels are fused anyway, and some take no tensor as rate
+            group["foreach"] = None  # torch decides: compiling fuses anyway, and some foreach kernels take no tensor lr
     plain: Any = type(optimizer).step
     compiled = torch.compile(plain.__wrapped__, mode=mode)  # without the wrapper that calls hooks: see below
     tensors: dict[int, Tensor] = {}
 
-    @wraps(optimizer.step)  # keeps the mark of torch's schedulers on it
+    @wraps(optimizer.step)  # keeps the mark that torch's schedulers put on it
     def step(self: Any) -> None:
         self._opt_called = True
         rates = [group["lr"] for group in self.param_groups]
@@ -69,8 +69,8 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
 class Compile(Algorithm):
     """Compiles the model with `torch.compile`, after all other changes to it; weights keep their names.
 
-    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch; in the first
-    batch of another size, then for any size; in the first evaluation; and, for SGD with momentum, in its second step.
+    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch; for all sizes
+    at once in the first batch of another size; in the first evaluation; and, for SGD with momentum, in its second step.
     Results differ only by rounding from those without compilation. The rounding for one shape may depend on earlier
     shapes, so if shapes vary, a resumed run equals an uninterrupted one only up to rounding.
 
@@ -79,7 +79,7 @@ class Compile(Algorithm):
     Args:
         mode: mode of `torch.compile`: 'default', 'reduce-overhead' or 'max-autotune' (both with CUDA graphs on GPUs),
             or 'max-autotune-no-cudagraphs'.
-        scope: 'block': each block that the model repeats; 'model': the model as a whole, as with the Trainer's
+        scope: 'block': each of the model's repeated blocks; 'model': the model as a whole, as with the Trainer's
             `compile`; 'step': the model together with its loss, and the steps of the optimizers.
 
     Raises:
@@ -90,8 +90,8 @@ class Compile(Algorithm):
             compiled the model again.
 
     Evidence:
-        Strong for speed on GPUs. A model of equal blocks takes several times as long to compile as a whole. On a CPU
-        the gain is small and pays off only after minutes of training. The trained model is the same.
+        Strong for speed on GPUs. Compiling a model of equal blocks as a whole takes several times as long. On a CPU the
+        gain is small and pays off only after minutes of training. The trained model is the same.
     """
 
     runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier

@@ -1,4 +1,4 @@
-"""CUDA graphs of a training step: the GPU work of a batch is recorded once, and then launched by two calls."""
+"""CUDA graphs of a training step: the GPU work of a batch is recorded once, and then launched with two calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICES = ("cuda",)
 
 
 class CUDAGraph(Algorithm):
-    """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls per batch.
+    """Records forward pass, loss and backward pass as CUDA graphs, which the host then launches with two calls a batch.
 
     This pays off if the host cannot launch kernels as fast as the GPU runs them: for small models or small batches. The
     first batch is recorded, after three passes that leave no trace; batches of another shape, such as a smaller last

@@ -1,4 +1,4 @@
-"""CutMix: a box in each image is taken from another image of the batch, and the same share of its target."""
+"""CutMix: each image gets a box from another image of the batch, and the same share of that image's target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw_box(size: tuple[int, int], alpha: float, uniform_sampling: bool, seed: 
 
     Args:
         size: height and width of the image.
-        alpha: parameter of Beta(alpha, alpha), which the box's share of the area is drawn from, before clipping.
+        alpha: parameter of Beta(alpha, alpha), from which the box's share of the area before clipping is drawn.
         uniform_sampling: whether each pixel is equally likely to be covered, see `draw_boxes`.
         seed: seed of the draw; equal arguments give equal boxes.
     """
@@ -53,14 +53,14 @@ class CutMix(Mixing):
     targets.
 
     Args:
-        alpha: parameter of Beta(alpha, alpha), which the box's share of the area is drawn from; above 0.
+        alpha: parameter of Beta(alpha, alpha), from which the box's share of the area is drawn; above 0.
         uniform_sampling: whether to place the box so that each pixel is equally likely to be replaced; otherwise pixels
             near the edges are replaced less often, as in the paper.
         interpolate_loss: whether to blend two losses instead of the targets, for a loss that accepts only class
             indices; this computes the loss twice.
         input_key: index or name of the images (N, C, H, W) in a batch.
         target_key: index or name of the targets in a batch: class indices (N,) or probabilities (N, C).
-        mixup_share: share of batches, in [0, 1], that are blended as by MixUp instead, as is usual with both; each rank
+        mixup_share: share of batches, in [0, 1], that are blended as in MixUp instead, as is usual with both; each rank
             draws for each batch.
         mixup_alpha: `alpha` of MixUp on these batches, above 0.
 

@@ -38,7 +38,7 @@ class DDP(Algorithm):
             Larger buckets mean fewer messages, which start later.
         static_graph: whether all batches use the same parameters in the same order: DDP then learns the order from the
             first batch, and allows nested activation checkpoints.
-        find_unused_parameters: whether a batch may leave out parameters, whose gradients then count as 0; takes a pass
+        find_unused_parameters: whether a batch may leave out parameters, whose gradients then count as 0; costs a pass
             over the graph in each batch. Not with `static_graph`, which finds unused parameters in the first batch.
         compress: number format in which gradients are sent: 'bf16', 'fp16' or None for their own.
 

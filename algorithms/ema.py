@@ -34,7 +34,7 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
     """Set each average a to smoothing * a + (1 - smoothing) * v, in place, in one fused operation.
 
     After n updates with the factor s, the average holds (1 - s) s^k times the value from k updates ago, and s^n times
-    its start; these weights sum to 1.
+    its initial value; these weights sum to 1.
 
     Args:
         averages: floating-point tensors, changed in place.
@@ -50,8 +50,8 @@ class EMA(TimedAverage):
     Training continues with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, and the
     training weights are restored afterwards, even after an error. The average starts as a copy of the weights at
     `start`; until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for precision.
-    Observers of torch's quantization keep the ranges of training, because these are infinite or without a shape at
-    first. Warns if the half-life is longer than the run, and if no update will come.
+    Observers of torch's quantization keep their ranges from training, because these are infinite or have no shape at
+    first. Warns if the half-life is longer than the run, or if there will be no update.
 
     Args:
         half_life: time over which the contribution of past weights halves, in batches or epochs ('1000ba', '2ep'); None

@@ -15,8 +15,8 @@ from runner.failures.checks import check_counts
 def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return B and A such that B A is the closest matrix of a given rank, by singular value decomposition.
 
-    Of M = U S V, the largest singular values and their vectors make the closest matrix of their rank, in the sum of
-    squared differences (Eckart and Young 1936). Both factors get the root of S, so that they have equal scale:
+    The R largest singular values of M = U S V, with their vectors, give the matrix of rank R with the smallest sum of
+    squared differences from M (Eckart and Young 1936). Both factors get the root of S, so that they have equal scale:
     B = U sqrt(S), A = sqrt(S) V. At full rank the product is the matrix itself.
 
     Args:
@@ -71,10 +71,10 @@ def _join(first: nn.Module, a: Tensor, second: nn.Module, b: Tensor, old: nn.Lin
 class Factorize(Algorithm):
     """Replaces large convolutions and linear layers with low-rank ones if that makes them smaller.
 
-    A matrix of M x N weights becomes two with R (M + N) weights, fewer if R < M N / (M + N); a convolution counts as
-    the matrix of output channels times all weights of one. Grouped convolutions, layers that share their weight with
-    another layer (a tied head), and layers that would not get smaller stay unchanged. Nothing is random or depends on
-    ranks or microbatches.
+    A matrix of M x N weights becomes two with R (M + N) weights, fewer if R < M N / (M + N); a convolution counts as a
+    matrix with one row per output channel. Grouped convolutions, layers that share their weight with another layer (a
+    tied head), and layers that would not get smaller stay unchanged. Nothing is random or depends on ranks or
+    microbatches.
 
     Args:
         factorize_convs: whether to factorize `Conv2d` layers.

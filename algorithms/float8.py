@@ -17,13 +17,13 @@ from runner.libraries.extras import require
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CAPABILITY = (8, 9)  # of the first GPUs with float8 products
-MULTIPLE = 16  # numbers of features must be a multiple of it
+MULTIPLE = 16  # a layer's numbers of input and output features must be multiples of it
 HEAD = "*head*"
 """Matches the name of the layer that returns logits in most models. It is not an error if no layer matches."""
 
 
 def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
-    """Return the names of linear layers whose sizes are multiples of 16 and whose names match no pattern."""
+    """Return the names of linear layers whose sizes are multiples of 16 and whose names match no excluded pattern."""
     return [
         name
         for name, layer in model.named_modules()
@@ -78,12 +78,12 @@ class Float8(Algorithm):
 
         model = state.unwrapped_model
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        idle = [pattern for pattern in self.exclude if pattern != HEAD and not fnmatch.filter(linear, pattern)]
-        if idle:
+        unmatched = [pattern for pattern in self.exclude if pattern != HEAD and not fnmatch.filter(linear, pattern)]
+        if unmatched:
             raise wrong_argument(
                 "exclude",
                 self.exclude,
-                f"{', '.join(map(repr, idle))} matches no linear layer; there are {', '.join(linear[:8])}"
+                f"{', '.join(map(repr, unmatched))} matches no linear layer; there are {', '.join(linear[:8])}"
                 f"{', ...' * (len(linear) > 8)}",
             )
         names = find_linear(model, self.exclude)

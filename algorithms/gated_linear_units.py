@@ -34,7 +34,7 @@ class _GatedLinear(nn.Module):
     """A gated linear unit with weights, which replaces a linear layer and the activation after it.
 
     Args:
-        linear: linear layer whose weight the gating layer takes over.
+        linear: linear layer, whose weight becomes that of the gating layer.
         act_fn: the activation function of the gate.
         gated_layer_bias: whether the gating layer has a bias; it takes over that of `linear` if there is one.
         non_gated_layer_bias: whether the other layer has a bias.
@@ -54,7 +54,7 @@ class _GatedLinear(nn.Module):
         if gated_layer_bias and linear.bias is not None:
             self.gated_layer.bias = linear.bias
         self.non_gated_layer = nn.Linear(*sizes, bias=non_gated_layer_bias)
-        # A random order of the old weights keeps their scale, whatever it is.
+        # The old weights in random order: this keeps their scale, whatever it is.
         shuffled = linear.weight.detach().flatten()[torch.randperm(linear.weight.numel())]
         self.non_gated_layer.weight = nn.Parameter(shuffled.view_as(linear.weight))
         self.act_fn = act_fn

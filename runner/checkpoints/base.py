@@ -1,4 +1,4 @@
-"""Frozen weights that checkpoints leave out, because a named model, the base, has them."""
+"""Frozen weights that checkpoints leave out, because they come from a named model, the base."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.failures.errors import wrong_argument
 from runner.files.whole import read_object
 
 BASE = "base.json"
-"""File of a checkpoint that names the bases of its model, by the path of the module."""
+"""File in a checkpoint that names the bases of its model, by module path."""
 
 log = logging.getLogger("runner")
 
@@ -30,11 +30,11 @@ class Base:
     """Where the frozen weights of a module come from.
 
     Attributes:
-        name: a folder, or a model on the Hub. It is only shown: a checkpoint is never a reason to read from there.
+        name: a folder, or a model on the Hub. It is only shown: loading a checkpoint never reads from there.
         revision: revision of the model on the Hub; None is its main branch.
-        digest: hash of all weights that the base has, by their names there; empty on ranks that compute none.
-        weights: names in the module of the weights that checkpoints leave out while they are frozen.
-        sums: sums over the bits of these weights, by which a change is noticed.
+        digest: hash of all the base's weights, by their names there; empty on ranks that do not compute it.
+        weights: the module's names of the weights that checkpoints leave out while they are frozen.
+        sums: checksums of these weights, which reveal changes.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Base:
 
 def digest_of(weights: Mapping[str, nn.Parameter]) -> str:
     """Return a hash of weights by name, which is the same before and after deferred weights have been read."""
-    with ThreadPoolExecutor() as threads:  # hashlib releases the lock
+    with ThreadPoolExecutor() as threads:  # hashlib releases the GIL
         digests = threads.map(lambda weight: digest(value_of(weight)), weights.values())
         return digest(dict(zip(weights, digests, strict=True)))
 
 
 def bases_of(model: nn.Module) -> dict[str, Base]:
-    """Return the bases of a model by the path of the module that has one, in its attribute `checkpoint_base`."""
+    """Return a model's bases by module path: the attributes `checkpoint_base` of its modules."""
     bases = {name: getattr(module, "checkpoint_base", None) for name, module in model.named_modules()}
     return {name: base for name, base in bases.items() if isinstance(base, Base)}
 
@@ -64,20 +64,20 @@ def parameter_of(name: str) -> str:
 
 
 def state_to_save(model: nn.Module) -> dict[str, Any]:
-    """Return the entries of a model's `state_dict` that a checkpoint holds. All ranks that save a part of the model."""
+    """Return the entries of a model's `state_dict` that a checkpoint holds. Call it on all ranks that save a part."""
     skipped = left_out(model)
     state = model.state_dict(keep_vars=True)  # the parameters themselves, because detaching DTensors is slow
     return {name: value for name, value in state.items() if id(state.get(parameter_of(name), value)) not in skipped}
 
 
 def left_out(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters that a checkpoint leaves out now. All ranks that save a part of the model."""
+    """Return the ids of the parameters that a checkpoint leaves out now. Call it on all ranks that save a part."""
     forget_changed(model)
     return _ids(model)
 
 
 def describe_bases(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the content of `base.json` by the name of that file; empty if checkpoints leave nothing out."""
+    """Return a dict from the file name `base.json` to its content; empty if checkpoints leave nothing out."""
     facts = {
         path: {"name": base.name, "revision": base.revision, "digest": base.digest}
         for path, base in bases_of(model).items()
@@ -87,9 +87,9 @@ def describe_bases(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def digests_of(model: nn.Module) -> tuple[str, str]:
-    """Return digests of a model's bases and of what a checkpoint holds now; empty without a base. All ranks.
+    """Return the digests of a model's bases, separated by commas, and the digest of what a checkpoint would hold now.
 
-    Bases are separated by commas.
+    Both are empty without a base. Call it on all ranks.
     """
     known = [base.digest for base in bases_of(model).values() if base.weights]
     if not known:
@@ -123,17 +123,17 @@ def names_in_base(model: nn.Module, weights: Mapping[str, Any], checkpoint: Path
 
 
 def forget_base(model: nn.Module, loaded: Iterable[str]) -> None:
-    """Save weights in later checkpoints that were loaded from elsewhere than the base."""
+    """Include weights in later checkpoints if they were loaded from elsewhere than the base."""
     for path, base in bases_of(model).items():
         prefix = f"{path}." if path else ""
         base.weights -= {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
 
 
 def forget_changed(model: nn.Module) -> None:
-    """Save weights in later checkpoints that are trained now, or that were changed in place since the first call.
+    """Include weights in later checkpoints if they are trained now, or were changed in place since the first call.
 
-    The bits of frozen weights are added up, which takes 0.2 s for a billion bytes on a CPU. All ranks of a sharded
-    model.
+    Computes checksums of frozen weights, which takes 0.2 s per billion bytes on a CPU. If the model is sharded, call it
+    on all ranks.
     """
     for path, base in bases_of(model).items():
         weights = dict(model.get_submodule(path).named_parameters())
@@ -151,7 +151,7 @@ def forget_changed(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _sums(weights: Sequence[nn.Parameter]) -> list[int]:
-    """Return the sum over the bits of each weight, regardless of its device and layout."""
+    """Return a checksum of each weight, regardless of its device and layout."""
     sums = []
     for weight in weights:
         flat = whole(weight).reshape(-1)

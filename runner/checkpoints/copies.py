@@ -1,4 +1,4 @@
-"""Copy tensors into CPU memory that is reused: filling new memory takes three times as long."""
+"""Copy tensors into reused CPU memory, because filling new memory takes three times as long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Copies:
         self._pending = []  # left by a capture that failed
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a CPU tensor that gets the values in `finish`, or, for a tensor on a GPU, in `Staging.finish`."""
+        """Return a CPU tensor that `finish` fills with the values, or `Staging.finish` for a tensor on a GPU."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
             return tensor.clone() if tensor.is_cpu else tensor.cpu()
         out = self._free.popleft() if self._free else None
@@ -43,7 +43,7 @@ class Copies:
     def finish(self) -> None:
         """Copy the current values of all pending tensors."""
         if self._pending:
-            # All in one call: a large copy evicts Python's own memory from the processor's caches each time.
+            # All in one call, because each large copy evicts Python's own memory from the CPU caches.
             targets, sources = map(list, zip(*self._pending, strict=True))
             torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
             self._pending.clear()

@@ -27,7 +27,7 @@ NAMED = ("gradients", "weights", "optimizer")
 LOOP = "loop"
 """In a line: 'own' if `runner.Recorder` wrote it in a loop that is not the Trainer's."""
 IMPLEMENTATION = ("params", "foreach", "fused", "capturable", "differentiable")
-"""Keys of an optimizer's group that change no number, or only its last bits."""
+"""Keys of an optimizer's parameter group that change no result, or only its last bits."""
 MEASURED = ("loss", "gradients", "weights")
 """Parts for which a line also holds a number, under 'values'."""
 
@@ -51,7 +51,7 @@ def digest_state(state: State) -> dict[str, str]:
         "randomness": generators,
         "loss": getattr(state, "total_loss", None),  # missing before the first batch
         "gradients": {name: weight.grad for name, weight in state.unwrapped_model.named_parameters()},
-        "weights": state.unwrapped_model.state_dict(keep_vars=True),  # detaching each would take as long as hashing
+        "weights": state.unwrapped_model.state_dict(keep_vars=True),  # detaching them would take as long as hashing
         "optimizer": [
             [item.state_dict() for item in (*state.optimizers, *state.schedulers)],
             state.scaler.state_dict() if state.scaler is not None else None,
@@ -62,11 +62,11 @@ def digest_state(state: State) -> dict[str, str]:
 
 
 def digest_tensors(state: State) -> dict[str, dict[str, Any]]:
-    """Return a short digest of each gradient, weight and optimizer state, and the settings of each weight, by name.
+    """Return short digests by name: of gradients, weights, optimizer states, and the optimizer settings of each weight.
 
-    Names leave out what all names of a model begin with, such as `module.` of DDP, so that models in different wrappers
-    can be compared. Sharded tensors are gathered, so call it on all ranks if the model is sharded. Each tensor is
-    copied to the host on its own.
+    Names leave out the prefix that all names of a model share, such as DDP's `module.`, so that models in different
+    wrappers can be compared. Sharded tensors are gathered, so call it on all ranks if the model is sharded. Each tensor
+    is copied to the host on its own.
     """
     from runner.checkpoints.hashing import digest
 
@@ -97,7 +97,7 @@ def digest_tensors(state: State) -> dict[str, dict[str, Any]]:
 
 
 def _shared_prefix(names: Sequence[str]) -> str:
-    """Return the parts, with their dots, that all names begin with; the last part of a name never counts."""
+    """Return the dotted prefix that all names share; it never includes the last part of a name."""
     folders = [name.rpartition(".")[0].split(".") for name in names]
     shared = takewhile(lambda parts: len({*parts}) == 1, zip(*folders, strict=False))
     return "".join(f"{part}." for part, *_ in shared if part)
@@ -174,7 +174,7 @@ def _to_line(entry: Mapping[str, Any]) -> str:
 
 
 class DigestComparison(NamedTuple):
-    """How far two runs agree, on the batches for which both have digests."""
+    """How far two runs agree, among the batches for which both have digests."""
 
     agreed: int
     """The last batch up to which they agree, counted from 1; 0 if they differ at the first one compared."""
@@ -187,12 +187,12 @@ class DigestComparison(NamedTuple):
 def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS) -> DigestComparison:
     """Return the batch and the parts in which two runs first differ, or the batch up to which they agree.
 
-    Each run is given as its folder or its file of digests. On different numbers of ranks, runs can only agree in
-    `samples`. With a run of `runner.Recorder`, tensors are compared by name, in the parts that both runs have, and
-    the generators only if both runs are of that kind: the Trainer draws its random numbers differently.
+    Each run is given as its folder or its file of digests. Runs on different numbers of ranks can only agree in
+    `samples`. If `runner.Recorder` wrote one of them, only parts that both have are compared, tensors by name, and
+    generators only if it wrote both, because the Trainer draws its random numbers differently.
 
     Raises:
-        ValueError: the two runs have digests of no batch in common.
+        ValueError: there is no batch for which both runs have digests.
         FileNotFoundError: one of the runs has no digests.
     """
     entries_b = {entry["batch"]: entry for entry in read_digests(b)}
@@ -222,14 +222,14 @@ def _differs(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> bool:
 def differing_tensors(a: str | Path, b: str | Path, batch: int) -> dict[str, list[str]]:
     """Return the names of the tensors in which two runs differ after a batch, by part.
 
-    It is empty if one of the runs has no digests of single tensors for that batch.
+    It is empty if one of the runs has no digests of individual tensors for that batch.
     """
     first, second = (next(entry for entry in read_digests(path) if entry["batch"] == batch) for path in (a, b))
     return {part: names for part in NAMED if (names := _differing(first, second, part))}
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> list[str]:
-    """Return the names in a part that differ. Buffers, and states of an optimizer, may be missing in one of the two."""
+    """Return the names in a part that differ. Gradients also differ if one of the runs lacks them; others do not."""
     first, second = (dict(entry.get("tensors", {}).get(part, {})) for entry in (a, b))
     names = first.keys() | second.keys() if part == "gradients" and first and second else first.keys() & second.keys()
     return [name for name in {**first, **second} if name in names and first.get(name) != second.get(name)]

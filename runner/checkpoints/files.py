@@ -29,17 +29,17 @@ log = logging.getLogger("runner")
 
 MODEL_CONFIG = "config.json"
 Snapshot = dict[str, Any]
-"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. A sharded snapshot also has, under
-'layouts', the `ShardLayout` of each tensor that is a part of a whole, by the tensor's `id`."""
+"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. A sharded snapshot also has
+'layouts': the `ShardLayout` of each tensor that is only a part, by the tensor's `id`."""
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder atomically: it is never half removed under its own name."""
+    """Remove a checkpoint folder atomically: under its own name it is complete or gone."""
     shutil.rmtree(hide(path), ignore_errors=True)
 
 
 def hide(path: Path) -> Path:
-    """Rename a checkpoint folder to a hidden name, and return it. `find_checkpoint` falls back on it after a kill."""
+    """Rename a checkpoint folder to a hidden name, and return it. After a kill, `find_checkpoint` falls back on it."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
     return hidden
@@ -48,7 +48,7 @@ def hide(path: Path) -> Path:
 def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
     """Return why a folder is not an intact checkpoint, or None if every file matches its manifest and can be loaded.
 
-    If `ranks` ranks verify the files together, each hashes its share.
+    If `ranks` ranks verify the folder together, each hashes its share of the files.
     """
     path = Path(path)
     try:
@@ -76,7 +76,7 @@ def _hash(path: Path) -> str:
 
 
 def verify_together(path: str | Path) -> str | None:
-    """Return the result of `verify` on all ranks, of which each hashes some of the files. All ranks."""
+    """Return the first fault that `verify` finds on any rank; each hashes some of the files. Call it on all ranks."""
     faults = gather_objects(verify(path, get_global_rank(), get_world_size()))
     return next((fault for fault in faults if fault is not None), None)
 
@@ -102,8 +102,8 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
         if fault is not None:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
-    for names in ("[!.]*", ".*.discarded-*"):  # a kill during a replacement leaves the latter
-        # A run keeps its checkpoints in a subfolder, whose name its config may change.
+    for names in ("[!.]*", ".*.discarded-*"):  # the latter remain after a kill during a replacement
+        # A run keeps its checkpoints in a subfolder, whose name is set in its config.
         manifests = (file for up in ("", "[!.]*/") for file in path.glob(f"{up}{names}/{MANIFEST}"))
         checkpoints = {Path(os.path.realpath(file)).parent for file in manifests}
         for checkpoint in sorted(checkpoints, key=saved_at, reverse=True):
@@ -123,7 +123,7 @@ def _report(path: Path, fault: str | None) -> bool:
 
 @functools.lru_cache
 def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
-    """Return whether a checkpoint is intact; the cache spares a second read of unchanged files."""
+    """Return whether a checkpoint is intact; thanks to the cache, unchanged files are read only once."""
     return _report(path, verify(path))
 
 
@@ -138,7 +138,7 @@ def read_file(path: str | Path, name: str, mapped: bool = False) -> Any:
     Args:
         path: the folder of the checkpoint.
         name: `model.pt` or `state.pt`.
-        mapped: whether to map the file into memory instead of reading it, to see the structure only.
+        mapped: whether to map the file into memory instead of reading it, if only its structure matters.
 
     Raises:
         UnreadableCheckpoint: the file contains more than tensors, numbers, strings, lists and dicts, takes more memory
@@ -151,7 +151,7 @@ def read_file(path: str | Path, name: str, mapped: bool = False) -> Any:
 
 
 def read_tensors(path: Path, mapped: bool = False) -> Any:
-    """Return the content of a file of `torch.save` like `read_file`, but without its shards.
+    """Return the content of a file of `torch.save` like `read_file`, but without joining its shards.
 
     Raises:
         UnreadableCheckpoint: see `read_file`.
@@ -169,7 +169,7 @@ def read_tensors(path: Path, mapped: bool = False) -> Any:
         raise UnreadableCheckpoint(
             f"{path} holds {objects} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
-    except Exception as error:  # torch raises many types for a damaged file
+    except Exception as error:  # for damaged files, torch raises many types
         reason = f"{error}".partition("\n")[0] or "it ends too early"
         raise UnreadableCheckpoint(f"{path} was not written by this project: {reason}") from None
 

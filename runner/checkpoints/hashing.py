@@ -17,7 +17,7 @@ from runner.distributed.sharding import is_sharded, whole
 SMALL = 1 << 20
 """Largest tensor, in bytes, that is copied to the host together with others."""
 MOST = 1 << 24
-"""Bytes of tensors after which they are copied to the host."""
+"""Total bytes of collected tensors above which they are copied to the host."""
 
 Kind = tuple[torch.device, torch.dtype]
 
@@ -26,8 +26,8 @@ Kind = tuple[torch.device, torch.dtype]
 def digest(value: Any) -> str:
     """Return a hash of 32 hexadecimal digits for tensors, numbers, strings, lists and dicts, nested to any depth.
 
-    Tensors are compared by shape, dtype and bits, floats by their bits (0.0 is not -0.0), and dicts regardless of their
-    order. Numbers of different types differ; a list equals a tuple. Tensors on an accelerator are copied to the host.
+    Tensors are hashed by shape, dtype and bits, floats by their bits (0.0 is not -0.0), and dicts regardless of their
+    order. 1, 1.0 and True differ; a list equals a tuple. Tensors on an accelerator are copied to the host.
     """
     content = _Hash()
     _add(content, value)

@@ -11,7 +11,7 @@ from runner.timing.time import Timestamp
 
 
 def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
-    """Return the newest intact checkpoint before a batch, counted from 1; None means the beginning of the run."""
+    """Return the newest intact checkpoint before a batch, counted from 1; None if only the run's start precedes it."""
     from runner.checkpoints.files import verify
 
     batches = {checkpoint: read_time(checkpoint).batch for checkpoint in _resumable(run_dir)}

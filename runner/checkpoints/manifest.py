@@ -19,9 +19,9 @@ from runner.timing.time import Timestamp
 FORMAT = 1
 MANIFEST = "manifest.json"
 LATEST = "latest"  # link beside a run's checkpoints
-LARGEST = 4_000_000  # bytes of a manifest; a file takes about 120
-MOST = 2**53  # largest count
-RESERVED = ("", LATEST, "best", "config.yaml")  # names with another meaning next to checkpoints
+LARGEST = 4_000_000  # bytes of a manifest; each file takes about 120
+MOST = 2**53  # largest number allowed
+RESERVED = ("", LATEST, "best", "config.yaml")  # names with another meaning beside checkpoints
 
 
 class Manifest(NamedTuple):
@@ -34,7 +34,7 @@ class Manifest(NamedTuple):
     files: dict[str, dict[str, Any]]
     """Size in bytes and SHA-256 of each file by name."""
     save: str | None = None
-    """ID of the save, which its shards also have; None for a checkpoint without shards."""
+    """ID of the save, which is also in its shards; None for a checkpoint without shards."""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -64,7 +64,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def saved_at(path: Path) -> float:
-    """Return the time of writing of a checkpoint, from its manifest if possible: copying changes file times."""
+    """Return when a checkpoint was written, from its manifest if possible, because copying changes file times."""
     try:
         return read_manifest(path).saved_at
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def number(value: Any) -> Any:
 def is_name(name: object) -> bool:
     """Return whether a checkpoint may have this name.
 
-    It must not be a path, hidden, or reserved for something else in the folder, and must mean the same in an address.
+    It must not be a path, hidden, or reserved for something else in the folder, and must mean the same in a URL.
     """
     return (
         isinstance(name, str)

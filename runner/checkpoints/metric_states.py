@@ -1,4 +1,4 @@
-"""Save the accumulators of training metrics merged over the ranks, and restore them on the first of these ranks."""
+"""Save the accumulators of training metrics, merged over all ranks, and restore them on the first of the ranks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A run's checkpoints at an address: each is uploaded atomically, and verified in both directions.
+"""A run's checkpoints at an address: each is uploaded atomically, and verified after upload and download.
 
     <address>/mirror.json                      the owner, a run, and its checkpoints: only these are ever removed
               <checkpoint>/index.json          names, sizes and hashes of the other files; written last
                            config.yaml ...     the run's record
                            checkpoints/<checkpoint>/model.pt ...
 
-Each has the layout of a run's folder with a single checkpoint: all that another machine needs to continue. Files at an
+Each is laid out like a run's folder with a single checkpoint: all that another machine needs to continue. Files at an
 address may come from anyone: paths that lead elsewhere and files that differ from their hashes are refused.
 """
 
@@ -82,7 +82,7 @@ class Index:
 
 
 class Mirror:
-    """The checkpoints of one run at an address. All methods wait for the remote side.
+    """The checkpoints of one run at an address. All methods block while they access it.
 
     Args:
         address: the run's own folder, such as `s3://bucket/runs/NAME`.
@@ -105,7 +105,7 @@ class Mirror:
 
         Raises:
             FileExistsError: the folder holds other files.
-            ValueError: the owner's mark in it cannot be read.
+            ValueError: the `mirror.json` in it cannot be read.
         """
         self._remote.invalidate_cache()
         try:
@@ -167,7 +167,7 @@ class Mirror:
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
         """Upload a folder as one checkpoint, replacing the run's earlier one of that name, and read it back.
 
-        If that fails, the uploaded files are removed, if possible, because the next checkpoint needs their space.
+        On failure, the uploaded files are removed, if possible, because the next checkpoint needs their space.
 
         Args:
             folder: a run's folder with one checkpoint; it must not change during the upload.
@@ -199,7 +199,7 @@ class Mirror:
             raise
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove the run's checkpoints, also incomplete ones, except the newest `keep` (-1: all) and the best."""
+        """Remove the run's checkpoints, even incomplete ones, except the newest `keep` (-1: all) and the best."""
         if keep == -1:
             return
         kept = {*[name for name in self.saved() if name in self._own][:keep], *best}

@@ -1,9 +1,9 @@
 """Sharded checkpoints: each rank writes its parts of weights and optimizer states to its own file.
 
-Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files an empty
-tensor on the meta device, with shape and type, stands for a sharded tensor. Each of its parts is named after the path
-of the tensor in the file and the index at which the part begins: `model.pt['module.head.weight']@128,0`. Readers do not
-need to know which rank wrote a part, so any number of ranks may read them, in any layout.
+Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files, a tensor
+of the same shape and dtype on the meta device stands in for each sharded tensor. Each of its parts is named after the
+path of the tensor in the file and the index at which the part begins: `model.pt['module.head.weight']@128,0`. Readers
+do not need to know which rank wrote a part, so any number of ranks may read them, in any layout.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def split(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def write_safetensors(write: Callable[[Any], Any], content: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors in the format of safetensors, one by one; the library's own function would first copy them all.
+    """Write tensors one by one in the safetensors format; the library's own function would first copy them all.
 
     Source: https://github.com/huggingface/safetensors#format
     """
@@ -107,7 +107,7 @@ def join(content: Any, name: str, folder: Path, manifest: Manifest) -> Any:
     """Return the content of a checkpoint's file with its sharded tensors instead of empty ones.
 
     Raises:
-        UnreadableCheckpoint: the parts of a tensor do not make it whole, or are from another checkpoint.
+        UnreadableCheckpoint: the parts of a tensor do not make up the whole, or are from another checkpoint.
     """
     pieces: dict[str, list[Piece]] = {}
     types: dict[str, set[str]] = {}

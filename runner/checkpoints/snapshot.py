@@ -56,7 +56,7 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, 
     Args:
         state: the run, between two batches.
         path: the folder to write; an existing checkpoint is replaced once the new one is complete.
-        weights_only: leave out `state.pt`. Such a checkpoint can be evaluated or started from, but not resumed.
+        weights_only: whether to leave out `state.pt`; a run can then start from the checkpoint, but not resume.
         sharded: whether each rank of a sharded model writes its part; None: only if rank 0 has too little memory.
 
     Raises:
@@ -74,8 +74,8 @@ def capture(
 
     Args:
         state: the run, between two batches.
-        weights_only: leave out `state.pt`, which only a resumed run needs.
-        copies: copies tensors, so that training can continue during the writing; None shares CPU tensors with the run.
+        weights_only: whether to leave out `state.pt`, which only a resumed run needs.
+        copies: copies tensors, so that training can continue during the write; None: CPU tensors are the run's own.
         sharded: as in `save_checkpoint`.
     """
     layouts: dict[int, ShardLayout] | None = {} if should_shard(state, sharded) else None
@@ -135,7 +135,7 @@ def can_save_on_this_rank(state: State) -> bool:
     It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, state
     that a hook gathers, or a part of the model.
     """
-    # Each rank has such state of its own until TrainMetrics, or the hook, has handled the end of the epoch.
+    # Other ranks hold metrics or hook state until TrainMetrics, or the hook, has handled the end of the epoch.
     holders = [*(["train_metrics"] if state.train_metrics else []), *(hook.config_key for hook in _gathering(state))]
     unfinished = {key for keys in state.unfinished_hooks.values() for key in keys}
     is_spread = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unfinished & {*holders})
@@ -223,7 +223,7 @@ def restore(state: State, path: str | Path) -> None:
                 raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: {reason}") from error
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
-        optimizer._opt_called = True  # else torch's schedulers warn at the end of an epoch that they step first
+        optimizer._opt_called = True  # else torch's schedulers warn that they step before the optimizer
     if state.scaler is not None and saved["scaler"] is not None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])
@@ -243,7 +243,7 @@ def restore(state: State, path: str | Path) -> None:
 
 
 def _order(state: State) -> dict[str, Any]:
-    """Return the settings that decide which samples a batch has; empty for a loader without them or a stand-in."""
+    """Return the settings that determine each batch's samples; empty for a loader without them, or a stand-in."""
     loader = state.train_dataloader
     order = None if getattr(loader, "is_fake", False) else getattr(loader, "order", None)
     names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
@@ -251,7 +251,7 @@ def _order(state: State) -> dict[str, Any]:
 
 
 def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
-    """Raise ValueError if the rest of the epoch would not have exactly the samples that are still missing."""
+    """Raise ValueError if the rest of the epoch would repeat or skip samples."""
     order = _order(state)
     before = saved.get("order", {})
     timestamp = Timestamp.from_state_dict(saved["timestamp"])
@@ -269,7 +269,7 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
 
 
 def _weights(model: nn.Module, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> dict[str, Any]:
-    """Return a model's `state_dict` on the CPU, without its base; names that share a weight still share it."""
+    """Return a model's `state_dict` on the CPU, without its base; tied weights stay tied."""
     weights = state_to_save(model)
     on_cpu: dict[int, Any] = {}
     for name, value in weights.items():
@@ -286,7 +286,7 @@ def _map_to_cpu(value: Any, copies: Copies | None, layouts: dict[int, ShardLayou
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> Tensor:
-    """Return a tensor to write on the CPU; for a sharded one, the whole, or this rank's part if `layouts` is given."""
+    """Return a tensor on the CPU, to be written; of a sharded one, all, or this rank's part if `layouts` is given."""
     if not is_sharded(tensor):
         tensor = tensor.detach()
         # A dry run allocates no memory.
@@ -312,7 +312,7 @@ def _states(hooks: Any, to_save: Callable[[Any], Any]) -> dict[str, Any]:
 
 @contextmanager
 def _naming_owner(owner: str) -> Iterator[None]:
-    """Add the owner of state that cannot be saved to TypeErrors raised within the `with` block."""
+    """Name the owner of the state in TypeErrors raised within the `with` block."""
     try:
         yield
     except TypeError as error:

@@ -30,7 +30,7 @@ OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collection[str] = ()) -> dict[str, list[str]]:
     """Return the names of weights that do not fit a model, by kind of difference, except the `ignored` ones.
 
-    Shapes of extra state (`get_extra_state`) and of observers are not fixed, and so are not compared.
+    Shapes of extra state (`get_extra_state`) and of quantization observers may change, so they are not compared.
     """
     own = {key: value for key, value in model.state_dict().items() if key not in ignored}
     fixed = _with_fixed_shapes(model, own)
@@ -111,7 +111,7 @@ def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights, whole on each rank, into a model by name; shards take their part, and weights not given stay."""
+    """Load weights into a model by name, given whole on each rank; shards take their part, others stay unchanged."""
     own = model.state_dict()
     forget_base(model, weights)
     fitting = {

@@ -39,13 +39,13 @@ def write_checkpoint(
 ) -> None:
     """Write the snapshot that `capture` returned; a rank whose snapshot is None writes nothing.
 
-    The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible. Of a
-    sharded snapshot each rank writes its own file, on a file system that all ranks share; call this on all ranks then.
+    The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible. If the
+    snapshot is sharded, call this on all ranks: each writes its own file, to a file system that all of them share.
 
     Args:
         snapshot: the result of `capture`.
         path: the folder to write.
-        group: process group in which the ranks agree on a sharded checkpoint; None is that of training.
+        group: process group in which the ranks coordinate a sharded save; None: that of training.
         before: called first, on rank 0.
         after: called on rank 0 once the checkpoint is complete.
 
@@ -79,7 +79,7 @@ def _do_alone(function: Callable[[], Any]) -> list[Any]:
 
 
 def _make_hidden(path: Path, before: Callable[[], object]) -> tuple[str, str]:
-    """Make the hidden folder, and return its path and the ID that marks the files of this save."""
+    """Make the hidden folder, and return its path and the ID of this save."""
     before()
     if path.exists() and not os.path.lexists(path / MANIFEST):
         raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
@@ -130,7 +130,7 @@ def _replace(path: Path, new: Path) -> None:
 class _HashingFile:
     """A file that hashes its content while writing, in `thread` if the data is large.
 
-    `error` keeps an OSError that `torch.save` would replace by another one.
+    `error` keeps an OSError that `torch.save` would replace with another error.
     """
 
     def __init__(self, file: BinaryIO, thread: Executor) -> None:
@@ -169,7 +169,7 @@ def _write(path: Path, content: Any) -> dict[str, Any]:
 
 
 def write_file(path: Path, fill: Callable[[_HashingFile], object]) -> dict[str, Any]:
-    """Write and sync a file with a function that gets it open, and return its size and hash for the manifest.
+    """Open a file, write it with a function, sync it, and return its size and hash for the manifest.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.

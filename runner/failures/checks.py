@@ -16,7 +16,7 @@ from runner.timing.time import Interval, Time, TimeUnit
 
 log = logging.getLogger("runner")
 
-MANY = 10_000  # batches after which an evaluation or prediction suspects a loader without a length to be endless
+MANY = 10_000  # batches after which a loader without a length seems endless, in evaluations and predictions
 
 
 def refuse_if(wrong: Any, name: str, value: Any, reason: str, kind: type[Exception] = ValueError) -> None:
@@ -83,10 +83,10 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
     if value not in allowed:
         names = [other for other in allowed if other is not None]
         typed = str(value).lower()
-        longer = [other for other in names if typed and typed in other.lower()]
+        containing = [other for other in names if typed and typed in other.lower()]
         ratios = {other: difflib.SequenceMatcher(None, other, typed).ratio() for other in names}
         nearest = max(names, key=ratios.__getitem__)  # if several are equally near, the first
-        near = longer or ([nearest] if ratios[nearest] >= 0.5 else [])
+        near = containing or ([nearest] if ratios[nearest] >= 0.5 else [])
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
         listed = tuple("null" if other is None else other for other in allowed)
@@ -94,7 +94,7 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
 
 
 def check_keys(name: str, value: Mapping[str, Any], known: Collection[str], owner: str) -> None:
-    """Check that a mapping has only known keys; `owner` names in the message what the keys belong to."""
+    """Check that a mapping has only known keys; in the message, `owner` is what the keys belong to."""
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
@@ -163,7 +163,7 @@ def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
     else:
         fits = not isinstance(value, type)
     if not fits:
-        function = getattr(value, "func", value)  # configs make partials
+        function = getattr(value, "func", value)  # functions in configs are partials
         raise wrong_argument(name, getattr(function, "__qualname__", function), f"must be {allowed}", TypeError)
 
 
@@ -176,7 +176,7 @@ def name_of_loader(label: str) -> str:
 def refuse_one_shot(state: Any) -> None:
     """Refuse a generator or a built-in iterator if training would have to start it over.
 
-    With a limit on the batches of a pass it is fine: each pass reads the batches after those of the previous pass.
+    If the number of batches per pass is limited, it is allowed: each pass continues after the previous one.
 
     Args:
         state: the State before training.
@@ -200,7 +200,7 @@ def refuse_one_shot(state: Any) -> None:
 
 
 def warn_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield batches, and warn once when their number suggests that the loader is endless."""
+    """Yield batches, and warn once if there are so many that the loader may be endless."""
     for number, batch in enumerate(batches, start=1):
         if number == MANY:
             log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)

@@ -6,7 +6,7 @@ ValueError
 │  └─ WrongKey             a key of a config, an option or a word of a command is wrong
 │     └─ NoSuchArgument    keys of a section are not arguments of its target
 ├─ ConstructorFailed       a constructor raised an exception that wrong values rarely cause
-└─ UnreadableCheckpoint    a checkpoint is damaged, or has another form
+└─ UnreadableCheckpoint    a checkpoint is damaged, or has another format
 TypeError
 └─ UnsupportedType         a value has a type that is not supported here
 RuntimeError
@@ -63,7 +63,7 @@ class WrongKey(WrongArgument):
     Args:
         key: the full key.
         reason: what is allowed, and what to do.
-        value: the typed value, in quotes if it is text; None: the message does not show the value.
+        value: the value as typed, in quotes if it is text; None: the message does not show it.
     """
 
     value: str | None
@@ -116,14 +116,14 @@ class RankFailed(RuntimeError):
     """
 
     are_facts_final = True
-    """Final: this rank did not cause the failure, and has no facts to add."""
+    """True, because this rank did not cause the failure, and has no facts to add."""
 
     def __init__(self, rank: int, trace: str, facts: Facts = UNKNOWN) -> None:
         super().__init__(rank, trace, facts)  # pickle calls the constructor with these arguments
         self.rank = rank
         self.trace = trace.rstrip()
         self.facts = facts
-        self.__suppress_context__ = True  # consequences of the failure on this rank would hide its cause
+        self.__suppress_context__ = True  # what the failure caused on this rank would distract from its own cause
 
     def __str__(self) -> str:
         return f"rank {self.rank} failed:\n{self.trace}"
@@ -152,12 +152,12 @@ class WrongConfig(Exception):
         self.fix = fix
 
     def __reduce__(self) -> Any:
-        """Keep the facts if the jobs of a sweep are checked in another process."""
+        """Keep the fields when the exception is pickled, for jobs of a sweep that another process checks."""
         return type(self), (str(self), self.key, self.at, self.allowed, self.fix)
 
 
 class Diverged(Exception):
-    """The loss or the objective of a run is NaN or infinite, or it has too many spikes."""
+    """The loss or the objective of a run is NaN or infinite, or the run has too many spikes."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -175,7 +175,7 @@ class SessionFailed(Exception):
 class Deleted(Exception):
     """A run or experiment was deleted in MLflow, and accepts no data until it is restored.
 
-    Until then, its data stay in the register of unsent runs.
+    Until then, its data stays in the register of unsent runs.
     """
 
 
@@ -236,7 +236,7 @@ def wrong_argument(
 
 
 def divergence(message: str) -> FloatingPointError:
-    """Return the exception for a callback or an algorithm to end a diverged run with."""
+    """Return the exception with which a callback or an algorithm ends a diverged run."""
     error = FloatingPointError(message)
     annotate(error, divergence=f"the run has diverged: {message}")
     return error

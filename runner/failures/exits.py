@@ -35,7 +35,7 @@ def is_expected_exit(error: BaseException | None) -> bool:
 
 
 def as_failure(error: BaseException) -> BaseException:
-    """Return an exception itself, or for an exit that this program did not raise, an `UnexpectedExit` with its line.
+    """Return an exception itself, but for an exit that other code raised, an `UnexpectedExit` that names the line.
 
     This program raises exits from its own files: in handlers of signals, and at the end of a session. An exit with
     another origin, such as `sys.exit(0)` in a data set, must not look like success.

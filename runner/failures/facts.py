@@ -9,7 +9,7 @@ These facts are data on the exception. Messages and notes tell people the same t
         print(facts.raised_by, facts.event, facts.timestamp)
 
 Exceptions from other libraries and from users' code carry facts too, so the facts do not depend on a base class. They
-are an attribute, `error.facts`, set by whoever knows something and read through `facts_of`. Facts are pickled with the
+are an attribute, `error.facts`, set by any code that knows some and read through `facts_of`. Facts are pickled with the
 exception; `to_data` and `from_data` convert them for messages without pickle.
 """
 
@@ -31,7 +31,7 @@ class Raiser(NamedTuple):
     config_key: str
     """The hook's name in the config."""
     event: Event | None = None
-    """The event that the hook was handling; None in `close`, or when a value was logged."""
+    """The event that the hook was handling; None in `close`, or while a destination was logging."""
     timestamp: Timestamp | None = None
     """The position in training at that event; None without an event."""
 
@@ -104,7 +104,7 @@ class Facts:
 
 
 UNKNOWN = Facts()
-"""Facts of which none is known."""
+"""Facts with all fields empty."""
 
 
 def facts_of(error: BaseException) -> Facts:
@@ -144,8 +144,8 @@ def argument_of(error: BaseException) -> str:
     return name if equals and all(part.isidentifier() for part in name.split(".")) else ""
 
 
-# Torch raises a RuntimeError if memory or /dev/shm is full, if the system killed a process that reads data, or if NCCL
-# lost a connection or a device.
+# Torch raises a RuntimeError if memory or /dev/shm is full, if the system killed a data loader worker, or if NCCL lost
+# a connection or a device.
 _OF_TORCH = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed"
     r"|unable to allocate shared memory|nccl(System|Remote|Internal)Error"

@@ -1,4 +1,4 @@
-"""Shortens tracebacks: the user's own calls stay, and library calls in between are only counted."""
+"""Shortens tracebacks: the user's own calls stay, and the library calls between them are only counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _are_whole = False
 def raised_by_hydra() -> Iterator[None]:
     """Let Hydra raise its errors within the `with` block, so that they can be shown as one message.
 
-    Users may set the same variable, so whether they did is recorded first.
+    Users set the same variable to get full tracebacks, so whether they did is recorded first.
     """
     global _are_whole
     _are_whole = VARIABLE in os.environ
@@ -83,7 +83,7 @@ def format_failure(error: BaseException) -> str:
 
 
 def _shortened(text: str, calls: Iterable[re.Match[str]]) -> str:
-    """Return a text with each series of successive library calls in it replaced by their number."""
+    """Return a text in which each series of consecutive library calls is replaced by their number."""
     series: list[list[re.Match[str]]] = []
     for call in calls:
         is_next = series and series[-1][-1].end() == call.start()
@@ -108,7 +108,7 @@ def _shortened(text: str, calls: Iterable[re.Match[str]]) -> str:
 def _count(calls: Sequence[re.Match[str]]) -> str:
     packages = dict.fromkeys(_package(call["file"]) for call in calls)
     if len(packages) > 1:
-        packages.pop("contextlib", None)  # it only enters and exits the others' contexts
+        packages.pop("contextlib", None)  # it only enters and exits the contexts of the others
     return f"{len(calls)} calls in {', '.join(packages)}"
 
 

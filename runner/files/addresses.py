@@ -28,13 +28,13 @@ def without_credentials(text: str) -> str:
 
 
 def keep_secret(text: str) -> None:
-    """Hide a text, an argument declared as a `Secret`, from now on wherever credentials are hidden."""
+    """From now on, hide a text (an argument declared as a `Secret`) wherever credentials are hidden."""
     if len(text) >= _SHORTEST:
         _secrets.add(text)
 
 
 def without_credentials_of(address: str, text: str) -> str:
-    """Return a text without credentials, including those of a known address outside of that address."""
+    """Return a text without credentials, even where it repeats parts of a known address's credentials on their own."""
     remaining = address.partition("://")[2]
     user, at, host = remaining.rpartition("@")
     query = (host if at else remaining).partition("?")[2]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-PATIENCE = 10.0  # seconds for a command
+PATIENCE = 10.0  # seconds that a command may take
 DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative", "--submodule=short")
 """Shows changes in one form, whatever the user's settings; a submodule is compared by its checked-out commit."""
 _CLEAN = ("--ignore-submodules=dirty",)  # otherwise git starts a second git in each submodule, with its filters on
@@ -74,7 +74,7 @@ def _run(arguments: tuple[str, ...], folder: str | Path, settings: dict[str, str
     known = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     environment = {**os.environ, **_NO_SERVERS, "GIT_CONFIG_COUNT": f"{known + len(settings)}"}
     environment.pop("GIT_EXTERNAL_DIFF", None)
-    for number, (key, value) in enumerate(settings.items(), known):  # `-c key=value` ends keys at their first "="
+    for number, (key, value) in enumerate(settings.items(), known):  # not `-c key=value`: keys may contain "="
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     command = ["git", "--no-optional-locks", "--no-pager", "-C", str(folder), *arguments]
     completed = subprocess.run(command, input=stdin, capture_output=True, timeout=PATIENCE, check=True, env=environment)

@@ -1,4 +1,4 @@
-"""Locks files, for a process that needs a file to itself, and for work that others wait for."""
+"""Locks files, so that one process has a file to itself, or does work that the others wait for."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def take_lock(file: IO[Any]) -> bool | None:
 def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] | None:
     """Return a file that stays locked until it is closed or this process ends; None when another process has the lock.
 
-    It waits `patience` seconds for another process; `mode` is that of a new file, less the umask. On a file system
-    without locks the file is returned unlocked, and nothing keeps two processes apart.
+    It waits up to `patience` seconds for another process. `mode`, less the umask, is that of a new file. On a file
+    system without locks, the file is returned unlocked, and nothing keeps two processes apart.
     """
     file = _open(path, mode)
     deadline = time.monotonic() + patience

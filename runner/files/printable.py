@@ -9,7 +9,7 @@ def printable(text: object, *, lines: bool = False) -> str:
     r"""Return text with control characters and unprintable ones shown as escapes, such as `\x1b`.
 
     Text from files, names and errors goes through here before it is printed: other people may have written it, and it
-    must not control the terminal. `lines` keeps ends of lines and tabs.
+    must not control the terminal. `lines` keeps line breaks and tabs.
     """
     kept = "\n\t" if lines else ""
     return "".join(

@@ -35,7 +35,7 @@ def _user_key() -> bytes:
     """Return this user's secret key, which the first call creates.
 
     Raises:
-        OSError, RuntimeError: there is no writable home folder, or its key is too short.
+        OSError, RuntimeError: there is no writable home folder, or the key in it is too short.
     """
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     path = Path(base) / "exactrun" / "key"

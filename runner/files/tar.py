@@ -5,9 +5,7 @@ from __future__ import annotations
 import tarfile
 from typing import Any
 
-LARGEST = (
-    16_000  # bytes of an extended header, which holds a long name and the like; Python searches it in squared time
-)
+LARGEST = 16_000  # bytes of an extended header, such as a long name; Python takes quadratic time to search it
 _EXTENDED = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),

@@ -1,6 +1,6 @@
 """Kinds of string arguments, declared in annotations: `mirror: Address | None = None`.
 
-Other people's configs are checked by these declarations, whatever the names of keys, for arguments by name and by
+These declarations, not the names of keys, decide how other people's configs are checked, for arguments by name and by
 position. A string without a declaration is only text, such as the name of a metric.
 """
 

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and reads files that may be torn."""
+"""Writes files completely or not at all, and reads files that may be incomplete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 def write_atomically(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     """Write a file under a temporary name, sync and rename it: a kill or power cut leaves the old or the new file.
 
-    Text is encoded as UTF-8. The folder is made if it does not exist; `mode` is less the umask.
+    Text is encoded as UTF-8. The folder is made if it does not exist. `mode`, less the umask, is that of the file.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to; an existing file stays as it was.
@@ -77,7 +77,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_object(path: Path, most: int = 100_000_000) -> dict[str, Any]:
-    """Return the JSON object in a file of at most `most` bytes; an empty one if it is missing or torn."""
+    """Return the JSON object in a file of at most `most` bytes; an empty one if the file is missing or incomplete."""
     try:
         content = json.loads(read_bounded(path, most))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):

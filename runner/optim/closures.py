@@ -28,7 +28,7 @@ def check_closure(optimizer: Optimizer, model: Any) -> None:
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     is_required = closure is not None and closure.default is inspect.Parameter.empty
-    if is_required and not getattr(model, "manual_optimization", True):  # a plain module: a factory is only tried out
+    if is_required and not getattr(model, "manual_optimization", True):  # with a plain module, nothing is trained
         name = type(optimizer).__name__
         kind = type(model).__name__
         reason = f"its step computes the loss several times. Add this to a subclass of {kind}, and train on one rank"

@@ -79,7 +79,7 @@ def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
-    """Return the submodule of a name such as 'generator' or 'module.head'; raise ValueError if the model lacks it."""
+    """Return the submodule with a name such as 'generator' or 'module.head'; raise ValueError if there is none."""
     modules = dict(model.named_modules())
     needed = f"the keys must name submodules of the model, which are {[child for child, _ in model.named_children()]}"
     refuse_if(name not in modules, "optimizers", name, needed)
@@ -98,7 +98,7 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 class Schedulers(NamedTuple):
-    """The schedulers of a run, by the time at which they act."""
+    """The schedulers of a run, by when they act."""
 
     rates: list[ScheduledRates]
     """Set the rate before each batch, from the batch's own timestamp."""
@@ -117,7 +117,7 @@ def make_schedulers(
             either of schedules and functions or of torch schedulers; or None.
         optimizers: the optimizers whose rates are set.
         progress: has the length of the run, against which the schedules' lengths are checked.
-        ratio: factor of the schedules' lengths, `scale_schedule_ratio`.
+        ratio: the factor for the schedules' lengths, `scale_schedule_ratio`.
         scale_warmup: whether the factor applies to warm-ups too.
 
     Raises:

@@ -14,7 +14,7 @@ log = logging.getLogger("runner")
 
 
 def describe_freezing(model: nn.Module) -> dict[str, list[str] | None]:
-    """Return the names of frozen parameters, and of modules in evaluation mode: None if that is the whole model."""
+    """Return the names of frozen parameters, and of modules in evaluation mode, or None if the whole model is in it."""
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     in_eval = [name for name, module in model.named_modules() if not module.training]
     return {"parameters": frozen, "modules": in_eval if model.training else None}
@@ -32,7 +32,7 @@ def restore_freezing(model: nn.Module, frozen: Mapping[str, Sequence[str] | None
 
 
 class Freezing:
-    """Tracks the trained parameters of a model, because hooks may freeze, unfreeze, add or replace parameters.
+    """Tracks which parameters of a model are trained: hooks may freeze, unfreeze, add or replace parameters.
 
     Attributes:
         needs_check: whether `check_gradients` is still due for the current set of trained parameters.
@@ -45,26 +45,27 @@ class Freezing:
         self._trained = _trained_ids(model)
 
     def has_changed(self) -> bool:
-        """Return whether the trained parameters differ from those of the last call: unfrozen, added, or replaced."""
+        """Return whether the set of trained parameters has changed since the last call."""
         previous = self._trained
         self._trained = _trained_ids(self._model)
         self.needs_check |= self._trained != previous
         return self._trained != previous
 
     def check_gradients(self) -> None:
-        """Warn of parameters that have a gradient but no optimizer. Call it after a batch."""
+        """Warn of parameters that have a gradient but belong to no optimizer. Call it after a batch."""
         self.needs_check = False
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         with_gradient = [item for item in self._model.named_parameters() if item[1].grad is not None]
-        idle = [name for name, parameter in with_gradient if id(parameter) not in held]
-        if idle and get_global_rank() == 0:
+        unheld = [name for name, parameter in with_gradient if id(parameter) not in held]
+        if unheld and get_global_rank() == 0:
             remedy = "give them to an optimizer, or freeze them with requires_grad_(False)"
-            log.warning("these parameters have a gradient, but no optimizer trains them: %s; %s", listed(idle), remedy)
+            names = listed(unheld)
+            log.warning("these parameters have a gradient, but no optimizer trains them: %s; %s", names, remedy)
 
 
 def _trained_ids(model: nn.Module) -> list[int]:
-    """Return the ids of the trained parameters; a parameter that replaces another has its own id."""
+    """Return the ids of the trained parameters, which also reveal a parameter that replaced another."""
     return [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
 
 

@@ -20,9 +20,9 @@ DEVICES = ("cuda",)
 def fuse(optimizer: Optimizer, model: nn.Module, devices: Collection[str] = DEVICES) -> None:
     """Make an optimizer that has not stepped yet use torch's fused kernels, in each group that supports them.
 
-    The step is the same formula, but one kernel reads and writes each parameter once; with `fused=None` torch starts a
-    few kernels for each operation. A group supports it if all its parameters are plain floating-point tensors on a GPU
-    and no module of the model has sparse gradients. A user's `fused` or `foreach` is kept.
+    The formula of the step is the same, but a fused kernel reads and writes each parameter once; with `fused=None`,
+    torch launches kernels for each operation. A group supports them if all its parameters are plain floating-point
+    tensors on a GPU and no module of the model has sparse gradients. A user's `fused` or `foreach` is kept.
     """
     has_sparse_gradients = any(getattr(module, "sparse", False) for module in model.modules())
     if type(optimizer) not in FUSED or optimizer.state or has_sparse_gradients:
@@ -40,7 +40,7 @@ def _is_plain(parameter: Tensor, devices: Collection[str]) -> bool:
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Load a saved state into an optimizer, which keeps its sharding and the kernels chosen for its device.
+    """Load a saved state into an optimizer; its sharding and the kernels chosen for its device stay as they are.
 
     Raises:
         ValueError: the parameter groups differ.

@@ -74,10 +74,10 @@ class Muon(Optimizer):
 
     Group 0 has the matrices, group 1 everything else, each with its own rate; schedules multiply both rates, and rules
     of `ParamGroups` split both groups. `torch.optim.Muon` does the same for parameters of two dimensions, but accepts
-    no others. Products are computed in bfloat16 on CUDA, elsewhere in the weights' type, at least float32.
+    no others. Products are computed in bfloat16 on CUDA, and elsewhere in the weights' dtype, but at least in float32.
 
-    All ranks of a replicated model make the same step. For sharded weights, each rank gathers the matrices of one shape
-    at a time, computes the whole step, and applies it to its shard.
+    All ranks of a replicated model take the same step. For sharded weights, each rank gathers the matrices of one shape
+    at a time, computes the whole step, and applies its shard's part.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
     https://kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the weight decay.

@@ -1,4 +1,4 @@
-"""Selection of parameters and weights by shell patterns for their names."""
+"""Selects parameters and weights by shell patterns for their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.failures.errors import wrong_argument
 
 
 def select_names(key: str, patterns: Iterable[str], names: Sequence[str]) -> set[str]:
-    """Return the names that patterns select: each pattern adds names, or removes them if it begins with `!`.
+    """Return the names that patterns select: each adds the names it matches, or removes them if it begins with `!`.
 
     Args:
         key: name of the argument that has the patterns, for errors.
@@ -35,5 +35,5 @@ def matches_name(name: str, pattern: str) -> bool:
 
 
 def near_names(pattern: str, names: Sequence[str]) -> str:
-    """Return the names that are most like a pattern, for a message."""
+    """Return the names most similar to a pattern, for a message."""
     return ", ".join(get_close_matches(pattern.removeprefix("!"), names, n=3, cutoff=0.3) or names[:3])

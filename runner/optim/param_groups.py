@@ -1,4 +1,4 @@
-"""Parameter groups by rules, which give some parameters their own learning rate, weight decay or other settings."""
+"""Rules for parameter groups, which give some parameters their own learning rate, weight decay or other settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def takes_model(factory: Any) -> bool:
 
 
 def call_factory(factory: Any, model: nn.Module) -> Any:
-    """Call a factory with a model or its parameters, also frozen ones, and return the optimizer."""
+    """Call a factory with a model or its parameters, including frozen ones, and return the optimizer."""
     spare_compiler()
     if takes_model(factory):
         return factory(model)
@@ -61,13 +61,13 @@ class ParamGroups:
     - `modules`: the name of a class, or a list of names: parameters inside modules of such a class or a subclass;
     - `max_ndim`: the largest number of dimensions. Norms and biases have 1.
 
-    All other keys are settings of the optimizer's groups, such as `lr` or `weight_decay`, and two factors:
+    All other keys are settings of the optimizer's groups, such as `lr` or `weight_decay`, or one of two factors:
 
     - `lr_scale`: the factor for the learning rate;
-    - `layer_decay`: the factor for the learning rate from each layer to the one below, above 0 and at most 1: d layers
-      below the highest, the rate is multiplied by `layer_decay ** d`. Layers are the numbered modules, such as
-      `blocks.0`, in the order of the model. All parameters before them form the lowest layer, and those after them the
-      highest.
+    - `layer_decay`: the factor by which the learning rate shrinks from each layer to the one below, above 0 and at most
+      1: d layers below the highest, the rate is multiplied by `layer_decay ** d`. Layers are the numbered modules, such
+      as `blocks.0`, in the order of the model. All parameters before them form the lowest layer, and those after them
+      the highest.
 
     Rules also select frozen parameters, so that these have their settings if they are unfrozen later.
 
@@ -247,7 +247,10 @@ def _matches(parameter: _Parameter, kind: str, entry: str) -> bool:
 
 
 def _group(group: dict[str, Any], applied: Sequence[tuple[_Rule, int]], part: list[nn.Parameter]) -> dict[str, Any]:
-    """Return a group for the part to which some rules apply, each with its number of layers below the highest."""
+    """Return a group for some of a group's parameters, changed by the rules that apply to them.
+
+    Each rule comes with the number of layers between these parameters' layer and the highest.
+    """
     changed = {**group, "params": part}
     scale = 1.0
     for rule, depth in applied:
@@ -278,7 +281,7 @@ def _describe(model: nn.Module) -> list[_Parameter]:
 def _layers(names: Sequence[str]) -> list[int]:
     """Return the layer of each parameter: 0 before the first numbered module, then one more for each."""
     paths = [name.split(".")[:-1] for name in names]
-    shared = 0  # length of the prefix of all paths; a number in it does not distinguish layers
+    shared = 0  # length of the prefix that all paths share; a number in it does not distinguish layers
     for parts in zip(*paths, strict=False):
         if len({*parts}) > 1:
             break

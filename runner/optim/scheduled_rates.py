@@ -24,8 +24,8 @@ class ScheduledRates:
 
     Each batch's rate is computed from the base rate and the batch's timestamp, never from the previous rate. So
     rounding errors do not add up, and the base rates are all that a resumed run needs. The base rate is the group's
-    `initial_lr`, set to its `lr` if it is missing, as in torch's schedulers. A rate that is a tensor is filled in
-    place. Without schedules the rates do not change.
+    `initial_lr`, which is set to its `lr` if it is missing, as in torch's schedulers. A rate that is a tensor is
+    updated in place. Without schedules the rates do not change.
     """
 
     def __init__(self, optimizer: Optimizer, schedules: Sequence[Schedule]) -> None:

@@ -63,9 +63,9 @@ def warn_of_lengths(
     before: tuple[Time | None, int | None],
     batches_per_epoch: int | None,
 ) -> bool:
-    """Warn of a schedule that an unknown or changed number of batches in an epoch makes inexact.
+    """Warn of a schedule that is inexact, because the number of batches per epoch is unknown or has changed.
 
-    `before` is the previous duration of the run and number of batches, with None for what was unknown.
+    `before` has the run's duration and the number of batches per epoch until now, with None for what was unknown.
 
     Returns:
         Whether it warned of a changed number.
@@ -98,7 +98,7 @@ def _warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> b
 
 
 def _warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> None:
-    """Warn of the first smooth schedule that only changes between epochs, because their number of batches is unknown.
+    """Warn of the first smooth schedule that changes only between epochs, because it cannot count batches per epoch.
 
     Raises:
         ValueError: with its warm-up, the rate would be 0 for a whole epoch.
@@ -132,7 +132,7 @@ class Curve(Schedule):
     _ratio: Fraction = field(default=Fraction(1), init=False, repr=False)  # factor for lengths, except those in dur
     _warmup_ratio: Fraction = field(default=Fraction(1), init=False, repr=False)
 
-    # The fields that are lengths of time above 0; the first one sets the unit of the schedule's axis.
+    # The fields that are lengths of time above 0; the first one sets the unit of the time axis.
     _lengths: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -141,8 +141,8 @@ class Curve(Schedule):
             value = getattr(self, name)
             minimum = 1 if name == "t_mult" else 0
             if name in self._lengths:
-                single = name != "milestones" or type(value) in (str, Time)
-                times = tuple(Time.parse(time, name) for time in ([value] if single else value))
+                is_single = name != "milestones" or type(value) in (str, Time)
+                times = tuple(Time.parse(time, name) for time in ([value] if is_single else value))
                 if not times or not all(time.value for time in times):
                     raise ValueError(f"{name}={value!r} must be a time above 0")
                 object.__setattr__(self, name, times if name == "milestones" else times[0])
@@ -172,7 +172,7 @@ class Curve(Schedule):
         curve = self._curve(scaled, exact_warmup)
         initial = curve(0)
         warmup_position = position
-        if warmup.value and unit_of_warmup is not unit:  # so the warm-up keeps its length if epochs vary
+        if warmup.value and unit_of_warmup is not unit:  # so that the warm-up keeps its length if epochs vary
             own_length, warmup_position = time_axis(unit_of_warmup, max_duration, batches_per_epoch)
             exact_warmup = scaled(warmup, self._warmup_ratio, own_length)
         end = float(exact_warmup)
@@ -293,7 +293,7 @@ class cosine_annealing_warm_restarts(Curve):
         first_cycle = float(length(self.t_0))
 
         def curve(t: float) -> float:
-            elapsed = max(0.0, t - start)  # since the warm-up, then since the current cycle began
+            elapsed = max(0.0, t - start)  # time since the warm-up, and below, since the start of the current cycle
             cycle = first_cycle
             if self.t_mult == 1:
                 elapsed %= cycle

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """Steps each optimizer, then the torch schedulers that step with every batch.
+    """Steps each optimizer, then the torch schedulers that step after every batch.
 
     `averages_gradients` says whether gradients must still be averaged over the ranks after backward.
     """

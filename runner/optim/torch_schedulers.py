@@ -1,4 +1,4 @@
-"""Torch's own schedulers: ready ones, or made by factories."""
+"""Torch's own schedulers, as objects or made by factories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.failures.errors import wrong_argument
 
 
 def torch_schedulers(source: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
-    """Return a ready scheduler in a list, or the schedulers that a factory makes for each optimizer.
+    """Return a list with the given scheduler, or with one that a factory makes for each optimizer.
 
     Raises:
         TypeError: the source is neither, or the scheduler needs a metric to step.

@@ -36,7 +36,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
     """Scale the gradient g of weights w to g min(1, t max(norm(w), epsilon) / norm(g)), per output unit, in place.
 
     A step of gradient descent with the rate r changes the weights of a unit by the fraction r norm(g) / norm(w), which
-    is then at most r t, for small weights as for large ones (Brock et al. 2021).
+    is then at most r t, for small and large weights alike (Brock et al. 2021).
 
     Args:
         parameters: parameters to clip; those without a gradient are skipped.
@@ -57,7 +57,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
 
 
 def _rows(weights: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights and gradient; for a sparse gradient only the rows that it holds. It must be coalesced."""
+    """Return weights and gradient; for a sparse gradient, which must be coalesced, only the rows that it holds."""
     if not gradient.is_sparse:
         return weights, gradient
     return weights[tuple(gradient.indices())], gradient.values()
@@ -74,7 +74,7 @@ class GradientClipping(Algorithm):
     of amp_fp16 then skips the step.
 
     Args:
-        clipping_type: 'norm' clips the 2-norm of all gradients together, sharded ones included; 'value' each element,
+        clipping_type: 'norm' clips the 2-norm of all gradients together, including sharded ones; 'value' each element,
             to [-threshold, threshold], for complex elements the real and the imaginary part; 'adaptive' each output
             unit's norm relative to that of its weights.
         clipping_threshold: largest norm, largest absolute value, or (adaptive) largest ratio; above 0.

@@ -120,7 +120,7 @@ class GyroDropout(Algorithm):
         self.allow_no_match = allow_no_match
         self._assignment = _Assignment()
         self._batches_each = 1
-        self._planned_for = ""  # the length of training behind `_batches_each`
+        self._planned_for = ""  # the max_duration for which `_batches_each` was computed
         self._chosen = torch.empty(0, dtype=torch.int64)
         self._period = -1
 
@@ -134,7 +134,7 @@ class GyroDropout(Algorithm):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._period = -1
         if self._planned_for == str(state.max_duration):
-            return  # in a resumed run, epochs may have another number of batches
+            return  # in a resumed run, epochs may have a different number of batches
         try:
             batches = state.progress.convert(state.max_duration, TimeUnit.BATCH)
         except ValueError:

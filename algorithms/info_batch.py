@@ -18,7 +18,7 @@ from runner.models.sample_losses import sample_losses
 def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
     """Return the weight of each sample: 0 if it is dropped, 1 / (1 - p) if it could have been dropped, otherwise 1.
 
-    Samples below the mean score are dropped with the probability p, `prune`. Their expected weight is
+    Samples below the mean score are dropped with probability p = `prune`. Their expected weight is
     p 0 + (1 - p) / (1 - p) = 1 as for all others, so that the expected gradient is that of all samples (Qin et al.
     2024).
 
@@ -35,12 +35,12 @@ def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
 class InfoBatch(Algorithm):
     """Skips easy samples at random in each epoch, and scales up the loss of the easy ones that it keeps to compensate.
 
-    A sample is easy while its last loss is below the mean of all samples. In expectation, the gradient of a batch is
-    that of the whole batch. The number of steps stays the same; batches become smaller, which saves time if they are
-    large. The first epoch drops nothing. Losses are measured in training, with augmentation and label smoothing. They
-    are kept for each sample, on the device and in checkpoints, along with the weights of this epoch. The draw
-    depends only on (seed, config key, epoch) and is the same on all ranks, which exchange two numbers per sample after
-    each batch. The sample count includes dropped samples; training metrics are those of the kept ones.
+    A sample is easy while its last loss is below the mean of all samples. The expected gradient is that of the whole
+    batch. The number of steps stays the same; batches become smaller, which saves time if they are large. The first
+    epoch drops nothing. Losses are measured in training, with augmentation and label smoothing. They are kept for each
+    sample, on the device and in checkpoints, along with the sample weights of the current epoch. The draw depends only
+    on (seed, config key, epoch) and is the same on all ranks, which exchange two numbers per sample after each batch.
+    The sample count includes dropped samples; training metrics are those of the kept ones.
 
     Args:
         prune: probability of dropping an easy sample, in [0, 1).
@@ -128,7 +128,7 @@ class InfoBatch(Algorithm):
         self._losses[start : start + len(losses)] = losses.detach()
         if not self._is_whole:
             weights = self._kept_weights[start : start + len(losses)]
-            # Training averages over the k kept samples; times k / n, it divides by the original number n.
+            # Training averages over the k kept samples; the factor k / n makes it divide by the original number n.
             total = (losses * weights).mean() * self._share
             state.loss = total if isinstance(state.loss, Tensor) else {**state.loss, "total": total}
 
@@ -136,11 +136,11 @@ class InfoBatch(Algorithm):
         number = state.timestamp.batch_in_epoch
         order = self._order
         first = number * order.batch_size
-        losses = torch.zeros(2, order.counts(number)[1], device=state.device)  # row 1: 1 if known
+        losses = torch.zeros(2, order.counts(number)[1], device=state.device)  # row 1: whether each loss is known
         if not state.batch_is_padding:
             positions = order.span(number)[0] - first + self._kept
             losses[0, positions] = self._losses
-            losses[1, positions] = (self._kept_weights > 0).to(losses.dtype)  # not for a sample that only stands in
+            losses[1, positions] = (self._kept_weights > 0).to(losses.dtype)  # not that of a sample that stands in
         losses = all_reduce_sum(losses)
         samples = order.permutation(state.timestamp.epoch)[first : first + losses.shape[1]]
         samples = samples.to(state.device, non_blocking=True)

@@ -20,8 +20,8 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
     """Return y (1 - s) + s / K for targets y over K classes: probabilities (N, K, ...), at least float32.
 
     The loss of logits is lowest when their softmax equals the target. For a one-hot target, the gap between the logit
-    of the class and the others would have to be infinite; now it is log((1 - s + s / K) / (s / K)), see Szegedy et al.
-    2016.
+    of the class and the others would have to be infinite; with smoothing, it is log((1 - s + s / K) / (s / K)), see
+    Szegedy et al. 2016.
 
     Args:
         targets: class indices (N, ...), of which -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
@@ -47,12 +47,12 @@ class LabelSmoothing(Algorithm):
     Args:
         smoothing: share of the probability that is spread evenly over all classes, in [0, 1].
         target_key: index or name of the targets in a batch.
-        class_dim: dimension of the logits that holds the classes; None for the last one, V of (N, T, V), with a
-            `LanguageModel`, and otherwise for 1, K of (N, K, ...).
+        class_dim: dimension of the logits that holds the classes; None: the last one, V of (N, T, V), with a
+            `LanguageModel`, otherwise 1, K of (N, K, ...).
 
     Raises:
-        ValueError: `smoothing` is out of range, or the model's loss smooths too or is for samples of several classes;
-            or, during training, the shapes of targets and outputs do not match.
+        ValueError: `smoothing` is out of range, or the model is multi-label or its loss smooths too; or, during
+            training, the shapes of targets and outputs do not match.
         TypeError: during training, the outputs are not a tensor.
 
     Evidence:
@@ -111,12 +111,15 @@ class LabelSmoothing(Algorithm):
 
 
 def find_cross_entropy(model: Model, target_key: Key, class_dim: int | None) -> Any:
-    """Return the loss function of a model if torch can smooth it, as it can cross entropy of class indices; else None.
+    """Return the loss function of a model if torch can smooth it, because it is cross entropy of class indices.
 
     Args:
         model: the model whose loss is smoothed.
         target_key: index or name of the targets in a batch.
         class_dim: dimension of the logits that holds the classes, if the user has set it; then torch cannot smooth.
+
+    Returns:
+        The loss function, or None if torch cannot smooth it.
     """
     loss_fn = getattr(model, "loss_fn", None)
     if class_dim is not None:

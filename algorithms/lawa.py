@@ -29,8 +29,8 @@ class LAWA(TimedAverage, WeightAverage):
     Training continues with its own weights. From the first update on, evaluations, exports and a checkpoint's
     `model.pt` see the mean, with batch norm statistics estimated for it, see `bn_batches`. Weights in 16 bits are
     averaged in 32. This takes `window + 1` times the memory of the weights, on their device and in each checkpoint. The
-    mean is the same on all ranks. If no update will come, a warning says so when training starts, or when it ends if
-    that is not known earlier.
+    mean is the same on all ranks. If there will be no update, a warning says so when training starts, or when it ends
+    if that is not known earlier.
 
     Args:
         window: number of latest updates to average, at least 1.

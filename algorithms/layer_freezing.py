@@ -55,8 +55,8 @@ class LayerFreezing(Algorithm):
         layer_freezing/percentage_frozen: fraction of layers frozen by the schedule, in [0, 1].
 
     Raises:
-        ValueError: an argument is out of range, or does not go with another; or, when training starts, the model has
-            fewer than two layers, a pattern matches no parameter, or `names` selects none or all that learn.
+        ValueError: an argument is out of range, or cannot be combined with another; or, when training starts, the model
+            has fewer than two layers, a pattern matches no parameter, or `names` selects none or all that learn.
 
     Evidence:
         Some: saves a little time for a little accuracy in residual networks (Brock et al. 2017, "FreezeOut",

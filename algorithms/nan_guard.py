@@ -47,9 +47,9 @@ class NaNGuard(Algorithm):
     With amp_fp16, infinite gradients of a finite loss are left to the loss scaler as long as its scale is above 1.
 
     The host waits for the device once per batch and cannot prepare the next batch in the meantime, which costs time on
-    a GPU if batches are small. Several ranks add an all-reduce of two bytes. The callback NaNMonitor waits for nothing,
-    but checks only the loss, and only after the optimizers have stepped; because it ends the run, use it only with
-    'raise'.
+    a GPU if batches are small. With several ranks, an all-reduce of two bytes is added. The callback NaNMonitor waits
+    for nothing, but checks only the loss, and only after the optimizers have stepped; because it ends the run, use it
+    only with 'raise'.
 
     Args:
         policy: what to do with such a batch: 'raise' ends the run; 'skip' drops the batch; 'rollback' restores weights,

@@ -1,4 +1,4 @@
-"""N-gram embeddings: each position starts from its last few tokens, not only from the last one."""
+"""N-gram embeddings: the embedding at each position depends on the last few tokens, not only on the last one."""
 
 from __future__ import annotations
 

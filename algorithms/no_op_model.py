@@ -32,7 +32,7 @@ class _Constant(nn.Module):
         self._inputs = torch.Size()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return outputs of which each element is the number."""
+        """Return outputs whose elements all equal the number."""
         shape = next(tensors([*args, *kwargs.values()])).shape
         if self._module:
             with torch.no_grad():

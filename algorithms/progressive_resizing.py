@@ -53,8 +53,8 @@ class ProgressiveResizing(Algorithm):
         initial_scale: scale of height and width at the start, above 0 and at most 1.
         finetune_fraction: fraction of training at full size, at its end.
         delay_fraction: fraction of training at the initial scale; at most 1 together with `finetune_fraction`.
-        size_increment: number of pixels that sizes are rounded to a multiple of, at least 1; the full size is exempt.
-        resize_targets: whether the targets are images too, (N, H, W) or (N, C, H, W), and are treated in the same way.
+        size_increment: sizes are rounded to a multiple of this number of pixels, at least 1; the full size is exempt.
+        resize_targets: whether the targets are images too, (N, H, W) or (N, C, H, W), to resize or crop like inputs.
         input_key: index or name of the images (N, C, H, W) in a batch.
         target_key: index or name of the targets in a batch; used only with `resize_targets`.
 

@@ -41,14 +41,14 @@ def is_better(value: float, best: float, lower: bool, threshold: float, relative
 class ReduceOnPlateau(Algorithm):
     """Multiplies all learning rates by `factor` whenever a metric has not improved for longer than `patience`.
 
-    The metric is read after each evaluation at its interval, and a reduction acts from the next batch on. After n
+    The metric is read after each evaluation at its interval, and a reduction takes effect at the next batch. After n
     reductions, the rate of a schedule is multiplied by max(minimum, factor^n): use `scheduler=constant
     scheduler.t_warmup=2ep +algorithms=reduce_on_plateau` for a warm-up. Without a schedule, it can also be set as the
     scheduler: `scheduler=reduce_on_plateau`, or `schedulers=ReduceOnPlateau()`. All ranks see the same value, and
-    therefore reduce together; a resumed run continues to wait.
+    therefore reduce together; the time waited so far counts in a resumed run too.
 
     Args:
-        monitor: name of a metric of an evaluator, also with its label, as in 'eval/loss'; 'loss' is the mean loss.
+        monitor: name of an evaluator's metric, with or without its label, as in 'eval/loss'; 'loss' is the mean loss.
         mode: 'min' if lower values are better, 'max' if higher ones are; None means lower for names with loss, error or
             perplexity and for metrics that declare it, and higher otherwise.
         factor: factor for the learning rates, above 0 and below 1.
@@ -58,8 +58,8 @@ class ReduceOnPlateau(Algorithm):
             metric's unit.
         cooldown: time after a reduction that does not count as waiting, in the units of `patience`.
         minimum: the smallest multiplier of the base rates, from 0 to 1.
-        eps: a parameter group keeps its multiplier if a reduction would change its base rate by at most this, a
-            learning rate of at least 0.
+        eps: smallest change of a learning rate, at least 0: a parameter group keeps its multiplier if a reduction would
+            change its base rate by this or less.
 
     Logs:
         reduce_on_plateau/multiplier: factor of the rates after each evaluation, in (0, 1]; the largest of all parameter
@@ -128,7 +128,7 @@ class ReduceOnPlateau(Algorithm):
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         evaluator = next(evaluator for evaluator in state.evaluators if evaluator.label == self._metric.label)
-        # An evaluation that is not due happens at the end of a run; a longer run would not have it.
+        # Evaluations that are not due happen only at the end of a run; a longer run would not have them.
         value = self._metric.read(state) if self._metric.is_fresh(state) and evaluator.is_due(state) else None
         if value is None:
             return

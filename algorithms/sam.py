@@ -40,22 +40,21 @@ def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, e
 class SAM(Algorithm):
     """Takes each gradient not at the weights, but at a point one step of length `rho` up the gradient from there.
 
-    SAM minimizes the highest loss within the distance rho of the weights w, so that minima are flat. To first order,
-    the loss is highest at w + e with e from `ascend`. Its gradient is taken as that of the loss at w + e: the
+    SAM minimizes the highest loss within the distance rho of the weights w, so that it finds flat minima. To first
+    order, the loss is highest at w + e with e from `ascend`. Its gradient is taken as that of the loss at w + e: the
     dependence of e on w, which needs second derivatives, is left out (Foret et al. 2021).
 
     Before a batch is trained, an extra pass computes the gradient of this rank's batch. It is not exchanged with other
     ranks: as in the paper, each rank climbs by the gradient of its own samples, so results depend on the number of
     ranks. Training then computes its gradients at the new point, averaged over all ranks, and the weights are restored
-    at once. Algorithms act in both passes, callbacks only in the second, and dropout draws the same masks in both.
+    right away. Algorithms act in both passes, callbacks only in the second, and dropout draws the same masks in both.
     Running statistics see only the first pass, at the weights; training loss and metrics are those of the second. A
-    batch takes twice the time, plus memory for a copy of the weights and of the gradients.
+    batch takes twice the time, and memory for a copy of the weights and of the gradients.
 
     Args:
         rho: length of the step, above 0.
         epsilon: number added to the gradient's norm, above 0.
-        interval: number of batches from one use of SAM to the next, at least 1; batches in between are trained as
-            usual.
+        interval: how often SAM is used, in batches, at least 1; the batches in between are trained as usual.
 
     Raises:
         ValueError: an argument is out of range, or the model is sharded; or, when training starts, the run uses

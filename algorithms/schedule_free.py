@@ -35,9 +35,9 @@ def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[
 class _StepWeights(NamedTuple):
     """The sums behind x_n = (a_1 z_1 + ... + a_n z_n) / (a_1 + ... + a_n), the average of the iterates z.
 
-    An iterate counts with a = r^2, the square of the highest learning rate so far, so that the small steps of a warm-up
-    count little. Step n therefore moves x by the fraction c = a_n / (a_1 + ... + a_n) towards z_n; with a constant rate
-    c = 1 / n. Source: Defazio et al. 2024.
+    An iterate has the weight a = r^2, the square of the highest learning rate so far, so that the small steps of a
+    warm-up count little. Step n therefore moves x by the fraction c = a_n / (a_1 + ... + a_n) towards z_n; with a
+    constant rate c = 1 / n. Source: Defazio et al. 2024.
     """
 
     highest_rate: float = 0.0

@@ -27,9 +27,9 @@ from runner.models.sample_losses import sample_losses
 def draw_ranks(num_samples: int, keep: float, seed: int) -> Tensor:
     """Return distinct ranks (n,), int64, on the CPU, of the losses of the samples to keep; rank 0 is the lowest loss.
 
-    The sample at the fraction q of the ranks is drawn with the weight q^(1/keep - 1). The paper keeps each sample with
-    a probability q^b (Jiang et al. 2019); the mean of q^b over [0, 1] is 1 / (b + 1), and is `keep` for this b. Here,
-    as in MosaicML Composer, the number of kept samples is fixed.
+    Rank q N is drawn with the weight q^(1/keep - 1). The paper keeps each sample with a probability q^b (Jiang et al.
+    2019); the mean of q^b over [0, 1] is 1 / (b + 1), which is `keep` for b = 1/keep - 1. Here, as in MosaicML
+    Composer, the number of kept samples is fixed.
 
     Args:
         num_samples: number of samples, N.
@@ -72,7 +72,7 @@ class SelectiveBackprop(Algorithm):
     Each batch takes an extra forward pass, in evaluation mode and without gradients, and saves the forward and backward
     passes of the dropped samples. Augmentations are applied only to the kept ones. The draw depends only on (seed,
     config key, batch), and the losses only on the weights and on rank 0's running statistics, which are broadcast
-    before, so nothing has to be saved. Each rank selects among its own samples. The sample count includes dropped
+    first, so nothing has to be saved. Each rank selects among its own samples. The sample count includes dropped
     samples; training loss and metrics are those of the kept ones.
 
     Args:
@@ -80,7 +80,7 @@ class SelectiveBackprop(Algorithm):
         end: fraction of training after which selection ends, in [0, 1], above `start`.
         keep: fraction of a batch to train on, above 0 and at most 1; at least one sample.
         scale_factor: scale of height and width of the images for the extra pass, to save time; above 0 and at most 1.
-        interrupt: number of batches from one whole batch to the next; 0 for no whole batches.
+        interrupt: how often a whole batch is trained, in batches; 0 for never.
         input_key: index or name of the images (N, C, H, W) in a batch; used only with a `scale_factor` below 1.
 
     Raises:

@@ -23,7 +23,7 @@ def scheduled_length(progress: float, duration: float, shortest: int, longest: i
         duration: fraction of training over which the length rises, in [0, 1].
         shortest: length at the start, in tokens.
         longest: length after the warm-up, in tokens.
-        step: number of tokens that lengths in between are a multiple of.
+        step: lengths in between are multiples of this number of tokens.
     """
     if progress >= duration:
         return longest
@@ -57,14 +57,14 @@ class SeqLengthWarmup(Algorithm):
         duration: fraction of training over which the length rises, from 0 (no warm-up) to 1.
         min_seq_length: length at the start, in tokens; at least 1.
         max_seq_length: length after the warm-up, in tokens; shorter sequences stay whole.
-        step_size: number of tokens that lengths in between are a multiple of, at least 1.
+        step_size: lengths in between are multiples of this number of tokens, at least 1.
         truncate: whether to drop the tokens beyond the length. Otherwise each sequence is cut into several, so that no
             token is lost and a batch keeps its number of tokens; the length is then rounded down to one that divides
             the sequences evenly.
         input_key: index or name of the tokens (N, T) in a batch; all tensors (N, T, ...) are cut alike.
 
     Raises:
-        ValueError: an argument is out of range; or, at FIT_START (during training if the data are not held in memory),
+        ValueError: an argument is out of range; or, at FIT_START (during training if the data is not held in memory),
             the inputs are not tokens (N, T), or, with `truncate=False`, the batch has tensors without the dimension T.
 
     Evidence:

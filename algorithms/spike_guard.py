@@ -56,10 +56,10 @@ class SpikeGuard(Algorithm):
     the last `window` good batches, see `deviations`; a deviation is at least 5 % of the median. A value that is not
     finite is a spike, even in the first batch.
 
-    The host waits for the device once per interval, and rank 0 sends its values to the other ranks, so that all decide
-    alike: the loss is that of rank 0's samples, the gradient that of all samples. Each copy takes as much memory as
-    weights and optimizer state, and is part of every checkpoint. A lasting jump, such as
-    after a change of batch size, looks like a spike too.
+    The host waits for the device once per interval, and rank 0 sends its values to the other ranks, so that all make
+    the same decision: the loss is that of rank 0's samples, the gradient that of all samples. Each copy takes as much
+    memory as weights and optimizer state, and is part of every checkpoint. A lasting jump, such as after a change of
+    batch size, looks like a spike too.
 
     Args:
         window: number of good batches to take the median of, at least 8; before that, only values that are not finite
@@ -96,7 +96,7 @@ class SpikeGuard(Algorithm):
         self.threshold = threshold
         self.limit = limit
         self._history = torch.empty(2, 0, dtype=torch.float64)
-        self._recent = torch.zeros(2, interval, dtype=torch.float64)  # of batches that are not checked yet
+        self._recent = torch.zeros(2, interval, dtype=torch.float64)  # values of batches that are not checked yet
         self._count = 0
         self._good: dict[str, Any] = {}
         self._spikes: list[list[Any]] = []

@@ -14,7 +14,7 @@ from runner.models.surgery import Policy, Selector
 
 
 class StochasticDepth(Algorithm):
-    """Skips residual blocks at random in training, returning x for f(x); evaluation returns their expected outputs.
+    """Skips residual blocks at random in training: x replaces f(x). Evaluation returns their expected outputs.
 
     With the linear distribution, block l of L is skipped with the probability p l / L, because the first blocks extract
     features that all later ones need (Huang et al. 2016); training then runs L - p (L + 1) / 2 blocks on average. A
@@ -81,7 +81,7 @@ class StochasticDepth(Algorithm):
         self._rates = drop_rates(len(self._blocks), self.drop_rate, self.drop_distribution)
 
     def after_load(self, state: State, logger: Logger) -> None:
-        # At each advance of time, not at BATCH_START, because evaluations and weight averages run the model in between.
+        # Called whenever time advances, not at BATCH_START: evaluations and weight averages run the model in between.
         warmup = self.drop_warmup
         fraction = 1.0
         if warmup.value:
@@ -114,7 +114,7 @@ class StochasticDepth(Algorithm):
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:
-        """Run the model once, so that each block finds out if it keeps the shape of its input."""
+        """Run the model once, so that each block learns whether it keeps the shape of its input."""
         with in_eval_mode(state.unwrapped_model):
             state.precision.autocast(state.device)(state.unwrapped_model)(state.microbatch)
         self._is_probed = True

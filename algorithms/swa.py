@@ -89,7 +89,7 @@ class SWA(TimedAverage, WeightAverage):
             keep_base_rates(state, f"swa_lr={self.swa_lr!r}")
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        # `fit(duration=...)` may train only a part of the whole, and later calls may reach `start`.
+        # `fit(duration=...)` may train only a part of the whole; then a later call may reach `start`.
         if state.max_duration is self._planned and not self._count_until(self.end, state):
             raise ValueError(self._without_update(state))
         super().fit_start(state, logger)

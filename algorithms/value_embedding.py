@@ -1,4 +1,4 @@
-"""Value embeddings: at every depth, attention values depend on the token itself too."""
+"""Value embeddings: in every layer, attention values also depend directly on the token."""
 
 from __future__ import annotations
 

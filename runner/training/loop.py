@@ -46,7 +46,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
     """Train the remaining batches of an epoch, and return whether the epoch is complete."""
     state = run.state
     on = run.on
-    # After EPOCH_START, because its hooks may still change how the data are read.
+    # After EPOCH_START, because its hooks may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
     state.train_dataloader_len = stream.length
     evaluates_mid_epoch = any(evaluator.runs_mid_epoch for evaluator in state.evaluators)

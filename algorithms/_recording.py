@@ -14,7 +14,7 @@ from runner.algorithms._whole_step import Step
 from runner.device.batch import map_tensors, tensors
 from runner.models.loss import total_of
 
-WARM_UP = 3  # passes before the recording, as in torch: in them, libraries allocate memory, which is not to be recorded
+WARM_UP = 3  # passes before the recording, as in torch, so that it does not include memory that libraries allocate once
 
 
 def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:

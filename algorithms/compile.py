@@ -1,4 +1,4 @@
-"""Compile: the blocks of a model, the model as a whole, or all of a training step."""
+"""Compile: `torch.compile` for the blocks of a model, the whole model, or a whole training step."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
 class Compile(Algorithm):
     """Compiles the model with `torch.compile`, after all other changes to it; weights keep their names.
 
-    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch; for all sizes
-    at once in the first batch of another size; in the first evaluation; and, for SGD with momentum, in its second step.
+    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch; in the first
+    batch of another size, this time for any size; in the first evaluation; and, for SGD with momentum, in its second
+    step.
     Results differ only by rounding from those without compilation. The rounding for one shape may depend on earlier
     shapes, so if shapes vary, a resumed run equals an uninterrupted one only up to rounding.
 

@@ -1,4 +1,4 @@
-"""cuDNN's benchmark: it times its algorithms for each new shape of a convolution, and keeps the fastest."""
+"""cuDNN's benchmark mode: cuDNN times its algorithms for each new shape of a convolution, and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("runner")
 class CudnnBenchmark(Algorithm):
     """Lets cuDNN time its algorithms for each new shape of a convolution, and use the fastest.
 
-    Timing takes a moment at each new shape, so it pays off if shapes recur. Its choice may differ from run to run: two
+    Timing takes a moment at each new shape, so it pays off if shapes recur. The choice may differ from run to run: two
     equal runs, or a resumed and an uninterrupted one, then differ in the last bits.
 
     Raises:

@@ -140,7 +140,7 @@ class InfoBatch(Algorithm):
         if not state.batch_is_padding:
             positions = order.span(number)[0] - first + self._kept
             losses[0, positions] = self._losses
-            losses[1, positions] = (self._kept_weights > 0).to(losses.dtype)  # not that of a sample that stands in
+            losses[1, positions] = (self._kept_weights > 0).to(losses.dtype)  # not if the sample only stands in
         losses = all_reduce_sum(losses)
         samples = order.permutation(state.timestamp.epoch)[first : first + losses.shape[1]]
         samples = samples.to(state.device, non_blocking=True)

@@ -33,7 +33,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 class LayerFreezing(Algorithm):
-    """Freezes layers at the ends of epochs, from the first layer on; the last one learns to the end.
+    """Freezes layers at the ends of epochs, beginning with the first; the last one is never frozen.
 
     A layer is a module that owns parameters; a parameter that it shares with a layer that still learns keeps learning.
     Frozen parameters get no gradient, so optimizers leave them alone, weight decay included, while batch norm keeps

@@ -14,7 +14,7 @@ class MixUp(Mixing):
     A sample (x, y) with the partner (x', y') becomes ((1 - w) x + w x', (1 - w) y + w y'): the model is trained to be
     linear between samples (Zhang et al. 2018). The weight w is that of `draw_weight`.
 
-    Partners come from this rank's whole batch, before it is split, so that k microbatches give the gradient of one. The
+    Partners come from this rank's whole batch, before it is split, so that microbatches give the same gradient. The
     draws depend only on (seed, config key, batch), so a resumed run repeats them without any saved state. The batch and
     its targets are not changed, and metrics see the true targets.
 

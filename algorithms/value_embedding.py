@@ -1,4 +1,4 @@
-"""Value embeddings: in every layer, attention values also depend directly on the token."""
+"""Value embeddings: attention values also depend directly on the token itself, in layers of any depth."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def discard(path: Path) -> None:
 
 
 def hide(path: Path) -> Path:
-    """Rename a checkpoint folder to a hidden name, and return it. After a kill, `find_checkpoint` falls back on it."""
+    """Rename a checkpoint folder to a hidden name, and return it. After a kill, `find_checkpoint` falls back to it."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
     return hidden

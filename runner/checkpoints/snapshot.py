@@ -56,7 +56,7 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, 
     Args:
         state: the run, between two batches.
         path: the folder to write; an existing checkpoint is replaced once the new one is complete.
-        weights_only: whether to leave out `state.pt`; a run can then start from the checkpoint, but not resume.
+        weights_only: whether to leave out `state.pt`; such a checkpoint can be evaluated, but not resumed from.
         sharded: whether each rank of a sharded model writes its part; None: only if rank 0 has too little memory.
 
     Raises:
@@ -286,7 +286,7 @@ def _map_to_cpu(value: Any, copies: Copies | None, layouts: dict[int, ShardLayou
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> Tensor:
-    """Return a tensor on the CPU, to be written; of a sharded one, all, or this rank's part if `layouts` is given."""
+    """Return the CPU tensor to write: of a sharded one, the whole, or this rank's part if `layouts` is given."""
     if not is_sharded(tensor):
         tensor = tensor.detach()
         # A dry run allocates no memory.

@@ -111,7 +111,7 @@ def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights into a model by name, given whole on each rank; shards take their part, others stay unchanged."""
+    """Load weights by name into a model; each rank has them whole, shards take their part, and other weights stay."""
     own = model.state_dict()
     forget_base(model, weights)
     fitting = {

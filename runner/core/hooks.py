@@ -80,7 +80,7 @@ class Hooks:
         """Act at an event that `match` chose; the return value is ignored."""
 
     def close(self, state: State, logger: Logger) -> None:
-        """Clean up after the run, even a failed one (`state.error`). Called once, even if another hook's fails."""
+        """Clean up after the run or its failure (`state.error`). Called once, even if another hook's `close` fails."""
 
     def post_close(self) -> None:
         """Release what other hooks may still need in their `close`."""

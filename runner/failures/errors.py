@@ -123,7 +123,7 @@ class RankFailed(RuntimeError):
         self.rank = rank
         self.trace = trace.rstrip()
         self.facts = facts
-        self.__suppress_context__ = True  # what the failure caused on this rank would distract from its own cause
+        self.__suppress_context__ = True  # errors that the failure caused on this rank would hide its cause
 
     def __str__(self) -> str:
         return f"rank {self.rank} failed:\n{self.trace}"

@@ -34,7 +34,7 @@ def keep_secret(text: str) -> None:
 
 
 def without_credentials_of(address: str, text: str) -> str:
-    """Return a text without credentials, even where it repeats parts of a known address's credentials on their own."""
+    """Return a text without credentials, even those of a known address that appear outside of it."""
     remaining = address.partition("://")[2]
     user, at, host = remaining.rpartition("@")
     query = (host if at else remaining).partition("?")[2]

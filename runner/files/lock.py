@@ -79,7 +79,7 @@ def exclusive_lock(path: Path, doing: str, progress: Callable[[], int], patience
         since = time.monotonic()
         while (locked := take_lock(file)) is False:
             if seen < 0:
-                log.info("another process %s into %s: waiting for it", doing, path.parent)
+                log.info("another process %s in %s: waiting for it", doing, path.parent)
             time.sleep(0.1)
             if (now := progress()) != seen:
                 seen = now

@@ -218,9 +218,9 @@ class _Rule:
         for name, value in self.settings.items():
             if name not in allowed:
                 near = get_close_matches(name, [*allowed, "names", "modules", "max_ndim", "lr_scale", "layer_decay"], 1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
+                hint = f"did you mean {near[0]!r}? It" if near else "it"
                 listed = ", ".join([*allowed, "lr_scale", "layer_decay"])
-                raise ValueError(f"{self.key}.{name}={value!r}: {optimizer} has no such setting; {hint}It has {listed}")
+                raise ValueError(f"{self.key}.{name}={value!r}: {optimizer} has no such setting; {hint} has {listed}")
             _check_kind(f"{self.key}.{name}", value, next(group[name] for group in groups if name in group))
 
     def _selects(self, parameter: _Parameter) -> bool:

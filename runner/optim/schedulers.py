@@ -98,7 +98,7 @@ def _warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> b
 
 
 def _warn_of_whole_epochs(schedules: Iterable[Schedule], max_duration: Time) -> None:
-    """Warn of the first smooth schedule that changes only between epochs, because it cannot count batches per epoch.
+    """Warn of the first smooth schedule that changes only between epochs, for lack of the number of batches per epoch.
 
     Raises:
         ValueError: with its warm-up, the rate would be 0 for a whole epoch.

@@ -35,8 +35,8 @@ class BatchStream:
         loader: the dataloader, which yields this rank's batches.
         device: the device to which batches are moved.
         precision: the precision, which determines the dtype to which floating-point tensors are cast.
-        num_samples: a function that counts the samples of a batch. With the default, `Model.num_samples`, the tensors
-            of the first batch must agree on the number.
+        num_samples: a function that counts the samples of a batch. With the default, `Model.num_samples`, the number
+            must be clear from the first batch, see `count_samples`.
         label: 'train', an evaluator's label, or 'predict'.
         seed: the seed for random draws while reading batches; equal on all ranks, as samplers may require.
         subset_num_batches: the number of batches after which a pass over the loader ends; None: all. An endless loader

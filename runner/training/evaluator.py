@@ -54,7 +54,7 @@ class Evaluator:
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else interval_or_rule(eval_interval)
         self.is_test = isinstance(self.eval_interval, Interval) and not self.eval_interval.time.value
-        """Whether its own interval is 0: the data is test data, and training never evaluates on them."""
+        """Whether its own interval is 0: the data is test data, and training never evaluates on it."""
         self.evaluated_at: int | None = None
         """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches

@@ -28,7 +28,7 @@ class FitResult:
         checkpoints = (getattr(callback, "best_checkpoint", None) for callback in state.callbacks)
         self.best = next(filter(None, checkpoints), None)
         self._values = {label: dict(values) for label, values in state.metric_values.items()}
-        if not state.config and is_rank_zero():  # a run with a config is a command, which fails if it has diverged
+        if not state.config and is_rank_zero():  # a command, whose run has a config, fails if it has diverged
             loss = float(getattr(state, "total_loss", 0.0))  # The intended sync: training is over.
             if not math.isfinite(loss):
                 remedy = "lower the learning rate, or look for nan in the data; NaNMonitor ends such a run at once"

@@ -53,7 +53,7 @@ class MetricChoice(NamedTuple):
     name: str
 
     def read(self, state: State) -> float | None:
-        """Return its last value, or None before the first. An intended host-device sync: call it after evaluations."""
+        """Return its last value, or None before the first. An intended sync: call it only after evaluations."""
         value = state.metric_values.get(self.label, {}).get(self.name)
         return None if value is None else float(value)
 

@@ -132,7 +132,7 @@ def test_the_wait_for_a_process_that_makes_no_progress_is_bounded(
         reason = r"path='.*': another process downloads there, and has made no progress for 0\.3 s"
         with pytest.raises(TimeoutError, match=reason):
             fetch(server, tmp_path, patience=0.3)
-        assert caplog.messages == [f"another process downloads into {tmp_path}: waiting for it"]
+        assert caplog.messages == [f"another process downloads in {tmp_path}: waiting for it"]
     finally:
         stop(process)
 

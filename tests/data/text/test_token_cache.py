@@ -183,7 +183,7 @@ def test_tokens_are_made_in_memory_if_another_process_makes_no_progress(
         holder.communicate("\n", timeout=PATIENCE)
     assert values(tokens, DTYPES[0]) == make.tokens.tolist()
     waiting, gave_up = caplog.messages
-    assert waiting == f"another process tokenizes into {tmp_path}: waiting for it"
+    assert waiting == f"another process tokenizes in {tmp_path}: waiting for it"
     assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not cached there: ")
     assert "has made no progress for 0.2 s" in gave_up
     assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]

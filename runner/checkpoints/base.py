@@ -158,7 +158,7 @@ def _sums(weights: Sequence[nn.Parameter]) -> list[int]:
         rest = -len(flat) % max(1, 8 // flat.element_size())
         if rest or flat.storage_offset():
             flat = torch.cat([flat, flat.new_zeros(rest)])
-        sums.append(flat.view(torch.int64).sum())  # as numbers of 4 bytes, equal changes could add up to 2^32
+        sums.append(flat.view(torch.int64).sum())
     return torch.stack(sums).tolist() if sums else []  # the intended sync
 
 

@@ -98,9 +98,12 @@ def run(command: Command) -> int:
     judged = _judge_all(candidates, options["metric"], options["better"], options["budget"])
     set_fields(result=judged.to_dict())
     print(judged)
-    if not diverged and not any(comparison.verdict == "worse" for comparison in judged.comparisons):
+    is_worse = any(comparison.verdict == "worse" for comparison in judged.comparisons)
+    if not diverged and not is_worse:
         return DONE
-    set_fields(reason=_answer(_letters(len(candidates)), judged.comparisons))
+    names = printable(" and ".join(candidate.name for candidate in diverged))
+    answer = _answer(_letters(len(candidates)), judged.comparisons)
+    set_fields(reason=answer if is_worse else f"worse: some runs of {names} diverged")
     return FAILED
 
 
@@ -310,7 +313,7 @@ def _anytime_advice(comparisons: Sequence[Comparison]) -> str:
     """Return when to use which p-value, or how to get one that stays valid while seeds are added."""
     if all(comparison.decision.anytime is None for comparison in comparisons):
         return "train both with equal seeds to get pairs, and with them a p that is valid after each further seed"
-    return "use it if you check after each seed; use p above if the number of seeds was fixed"
+    return "use it to check after each seed, p above if their number was fixed"
 
 
 def _describe_missing(candidate: Candidate) -> str:

@@ -43,7 +43,7 @@ metric   eval/MulticlassAccuracy, higher is better
 test     paired: 8 pairs of runs with equal seeds (0, 1, 2, 3, 4, 5, 6, 7),
          signs flipped
 anytime  p 0.012, interval +0.0397 to +0.058
-         use it if you check after each seed; use p above if the number of seeds was fixed
+         use it to check after each seed, p above if their number was fixed
 differs  optimizer.lr 0.1 -> 0.3
 """
     )
@@ -123,6 +123,8 @@ def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, ru
     assert compare_last(run_here, "outputs/a", "outputs/b")["verdict"] == "not decided"
     text = run_here("verdict", "outputs/a", "outputs/b", code=1).out
     assert "left out  B: 1 diverged" in text and "has runs that diverged" in text
+    answer = json.loads(run_here("verdict", "outputs/a", "outputs/b", "--json", code=1).out)
+    assert answer["error"]["message"] == "worse: some runs of outputs/b diverged"
     assert run_here("verdict", "outputs/b", "outputs/a").code == 0
 
 

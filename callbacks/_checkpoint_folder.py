@@ -59,7 +59,7 @@ class CheckpointFolder:
         Call it on rank 0; for a sharded snapshot on all ranks, which synchronize in `group`.
 
         Raises:
-            OSError: the disk refused a write. If the checkpoint does not exist, its registration is undone.
+            OSError: a write failed. If the checkpoint does not exist, its registration is undone.
         """
         from runner import write_checkpoint
 
@@ -94,7 +94,7 @@ class CheckpointFolder:
                 )
 
     def forget_missing(self) -> None:
-        """Drop checkpoints that are not in the folder, as happens after a run is resumed into another folder."""
+        """Drop checkpoints that the folder lacks, for example after a run was resumed into another folder."""
         self.saved = [name for name in self.saved if self._has(name)]
         self.best = [pair for pair in self.best if pair[1] in self.saved]
 
@@ -108,7 +108,7 @@ class CheckpointFolder:
         self.best = [(float(score), name) for score, name in state["best"] if name in self.saved]
 
     def _has(self, name: str) -> bool:
-        """Return whether this folder itself, not a link in it, has a checkpoint of that name, complete or not."""
+        """Return whether a folder of that name, not a link, holds a checkpoint, complete or not."""
         return not (self.path / name).is_symlink() and (self.path / name / "manifest.json").is_file()
 
     def _link(self, link: str, name: str) -> None:
@@ -128,7 +128,7 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Delete incomplete checkpoints and links that a crash left behind, under their hidden names.
+        """Delete the hidden folders and links that a crash left behind: incomplete checkpoints.
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """

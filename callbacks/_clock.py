@@ -1,4 +1,4 @@
-"""Units of logged times, and clocks that account for the device."""
+"""Units of logged times, and clocks for work that is queued on the device."""
 
 from __future__ import annotations
 

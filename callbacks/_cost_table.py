@@ -51,7 +51,7 @@ def make_rows(
 
 
 def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
-    """Print the costliest rows of each part, and the total share of its other rows."""
+    """Print the costliest rows of each part, and the share of the rest."""
     inside = [row for row in rows if row[6] is not None]
     outside = [row for row in rows if row[6] is None]
     if steps:

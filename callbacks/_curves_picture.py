@@ -12,15 +12,15 @@ from runner.pictures.figure import COLORS, add_legend, make_figure, scale, short
 
 MAX_CURVES = 8  # in a panel; a longer legend would cover the curves
 MAX_PANELS = 6
-MAX_MARKERS = 40  # of a curve
-SMOOTHED = 60  # a curve of the training loss with more points than this is smoothed
+MAX_MARKERS = 40  # on a curve
+SMOOTHED = 60  # a training loss curve with more points than this is smoothed
 RATE = "learning rate"
 
 
 def panels(curves: Mapping[str, LoggedCurve]) -> dict[str, list[str]]:
     """Return the keys of each panel by its title: losses first, metrics by name, learning rates last."""
     all_panels: dict[str, list[str]] = {}
-    for key in sorted(curves, key=lambda key: (_kind(key), key.count("/"))):  # keys of single classes last
+    for key in sorted(curves, key=lambda key: (_kind(key), key.count("/"))):  # per-class metrics last
         kind, _, name = key.partition("/")
         title = "loss" if kind == "loss" else name.split("/")[1] if kind == "metrics" else RATE
         all_panels.setdefault(title, []).append(key)
@@ -97,7 +97,7 @@ def _plot(axes: Any, key: str, curve: LoggedCurve, color: str) -> Any:
 
 
 def _window(key: str, curve: LoggedCurve) -> int:
-    """Return the number of points over which a curve is smoothed, odd; 0 for no smoothing."""
+    """Return the odd number of points over which a curve is smoothed, or 0 for no smoothing."""
     points = len(curve.values)
     return 2 * (points // 60) + 1 if key.startswith("loss/train") and points > SMOOTHED else 0
 

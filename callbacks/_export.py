@@ -122,7 +122,7 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
 
 
 def load_onnx(path: Path, module: nn.Module) -> Run:
-    """Return a function that runs the file in onnxruntime on the CPU, and returns outputs by the module's names."""
+    """Return a function that runs the file in onnxruntime on the CPU, and names its outputs like the module's."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -138,7 +138,7 @@ def load_onnx(path: Path, module: nn.Module) -> Run:
 
 def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
     """Save a trace of a module, which C++ can also run. It has only the branches that `inputs` take."""
-    with warnings.catch_warnings():  # of its deprecation, and of untraced values: the outputs are checked anyway
+    with warnings.catch_warnings():  # tracing is deprecated, and warns of untraced values: `write` checks the outputs
         warnings.simplefilter("ignore")
         try:
             traced: Any = torch.jit.trace(module, (inputs,), strict=False)  # allows a dict of tensors as output
@@ -209,7 +209,7 @@ def _check_outputs(outputs: Any, expected: Any) -> bool:
     try:
         torch.testing.assert_close(by_name(outputs), values, rtol=1e-3, atol=1e-4, equal_nan=True, check_stride=False)
     except AssertionError as error:
-        raise RuntimeError(f"the file's outputs are not the model's: {error}") from None
+        raise RuntimeError(f"the file's outputs differ from the model's: {error}") from None
     return all(bool(tensor.isfinite().all()) for tensor in values.values())
 
 

@@ -44,7 +44,7 @@ def write(owner: Callback, state: State) -> Path | None:
     """Write the recording to `{config key}/rank{rank}-ba{batch}.pickle` in the run's folder, whole or not at all.
 
     Returns:
-        The path of the file, or None with a warning if the disk refused it.
+        The path of the file, or None with a warning if it could not be written.
     """
     from torch.cuda import memory
 

@@ -38,7 +38,7 @@ class Upload(NamedTuple):
     checkpoint: str
     """The checkpoint's path in `staged`."""
     best: Sequence[str]
-    """Names of the run's best checkpoints when it was added."""
+    """Names of the run's best checkpoints when this one was added."""
 
 
 class MirrorUploads:

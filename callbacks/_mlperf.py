@@ -118,7 +118,7 @@ class MlperfLog(logging.Handler):
         """Write the lines so far to a file, replacing its content, and append later lines as they come.
 
         Raises:
-            OSError: the disk refused the write. For later lines, there is only one warning.
+            OSError: the file cannot be written. If that happens to a later line, there is only one warning.
         """
         self._owner = owner
         self._path = None

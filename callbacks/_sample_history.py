@@ -25,8 +25,8 @@ def new_history(num_samples: int) -> History:
 def add_epoch(history: History, losses: Tensor, classes: Tensor | None, seen: Tensor, epoch: int) -> History:
     """Return the history with one more epoch. Losses that are not finite do not count.
 
-    A sample is learned when its prediction becomes right, and forgotten when its prediction was right the last time and
-    now is not (Toneva et al. 2019, arXiv:1812.05159).
+    A sample is learned when its prediction is right for the first time, and forgotten when its prediction was right the
+    last time and is wrong now (Toneva et al. 2019, arXiv:1812.05159).
 
     Args:
         history: history of N samples; it is not changed.

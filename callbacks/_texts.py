@@ -21,7 +21,7 @@ class Bytes:
 
 
 class Pretrained:
-    """A tokenizer of transformers, from a folder or the Hub; it adds no special tokens, and leaves them out of texts.
+    """A transformers tokenizer, from a folder or the Hub; it adds no special tokens, and leaves them out of texts.
 
     Raises:
         ModuleNotFoundError, OSError: it cannot be loaded.
@@ -42,10 +42,10 @@ class Pretrained:
 
 
 def make_tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer: that of a name, bytes for None, or the object itself.
+    """Return a tokenizer: one loaded by name, bytes for None, or the given object.
 
     Raises:
-        ValueError: the object is no tokenizer.
+        ValueError: the object is not a tokenizer.
     """
     if isinstance(tokenizer, str):
         return Pretrained(tokenizer)

@@ -82,7 +82,7 @@ def write_profile(profile: Any, path: Path) -> None:
     """Write torch's profile to a file as a trace, whole or not at all.
 
     Raises:
-        OSError: the disk refused the write.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ INTERRUPTED_TIMEOUT = 2.0  # seconds; a user who interrupts a run wants the proc
 
 
 class WandbSession:
-    """A queue of wandb tasks of a run, executed in order once `begin` is called. The first failure gives a warning.
+    """A queue of a run's wandb tasks, executed in order once `begin` is called. The first failure gives a warning.
 
     Args:
         mode: 'offline' or 'online'.
@@ -73,7 +73,7 @@ class WandbSession:
 class _Run:
     """A wandb run, used only on the thread that created it.
 
-    At its end, it may take `timeout` seconds to write and send the remaining data.
+    At its end, it may take up to `timeout` seconds to write and send the remaining data.
     """
 
     def __init__(self, mode: str, timeout: float, run: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class ConsoleSummary(LoggerDestination):
         self._best_at: dict[str, Timestamp] = {}
         self._loss = EpochLoss()
         self._ignored: set[str] = set()  # keys that the summary leaves out
-        self._not_finite = 0  # number of last batches in a row with such a loss
+        self._not_finite = 0  # consecutive batches up to now whose loss is not finite
         self._not_finite_since = Timestamp()  # time of the first of them
         self._state: State | None = None
         self._logger: Logger | None = None
@@ -167,7 +167,7 @@ class ConsoleSummary(LoggerDestination):
         self._not_finite += 1
         if self._not_finite == MAX_NOT_FINITE:
             log.warning(
-                "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
+                "the training loss has been %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
                 "gradients (+algorithms=gradient_clipping), or look for nan in the data; +callbacks=nan_monitor ends "
                 "such a run immediately",
                 loss,
@@ -183,7 +183,7 @@ class ConsoleSummary(LoggerDestination):
         return max(self._seconds, state.timestamp.total_wct + self._evaluating)
 
     def _metric_lines(self, width: int) -> Iterator[str]:
-        """Yield the lines of a table of metrics: those of evaluations first, and totals before single classes."""
+        """Yield the lines of a table of metrics: evaluations before training, and per-class values last."""
         from runner.distributed.ranks import get_data_parallel_size
 
         rows = []

@@ -31,11 +31,11 @@ class ExportForInference(Callback):
 
     Rank 0 exports a copy on the CPU, in evaluation mode, with averaged weights if an algorithm keeps an average. For a
     `LanguageModel`, and for a `SupervisedModel` or `ClassificationModel` with one input, it exports the inner module,
-    which maps inputs to outputs. Any other model is exported as a whole and takes a batch, without labels for a model
-    of transformers. The file gets its final name only after it has passed the check, and is logged as an artifact in
+    which maps inputs to outputs. Any other model is exported as a whole and takes a batch; a transformers model takes
+    it without labels. The file gets its final name only after it has passed the check, and is logged as an artifact in
     the folder 'export'. ONNX keeps the order of nested outputs, but not their names. If torch cannot export the model,
-    the run ends with an error, so place this callback after `checkpoint_saver`. If the disk refuses the file, or
-    outputs are not finite, there is only a warning.
+    the run ends with an error, so place this callback after `checkpoint_saver`. If the file cannot be
+    written, or outputs are not finite, there is only a warning.
 
     Args:
         save_format: 'torch_export' (runs without the model's source code), 'onnx', 'torchscript' (deprecated by torch),

@@ -32,7 +32,7 @@ class LearningCurves(LoggerDestination):
     report. It is logged as an artifact in the folder 'plots', and shown in a notebook; a run of fewer than ten batches
     has only the points. Only curves that fit in the picture are kept, each with a bounded number of points that are
     means over equally many neighbors, so memory and checkpoints stay small; a resumed run draws the curves from the
-    beginning. The losses of single batches are drawn faintly behind their moving mean. Learning rates need no other
+    beginning. The losses of single batches are drawn faintly behind a smoothed curve. Learning rates need no other
     callback; those that are tensors on a GPU are read when the run is saved or ends, so training never waits for them.
 
     Args:
@@ -155,6 +155,6 @@ class LearningCurves(LoggerDestination):
 
 
 def next_point(batch: int) -> int:
-    """Return the next batch whose learning rates are drawn, at most 128 of them while training doubles."""
+    """Return the next batch whose learning rates are drawn: all of the first 256, then 128 until each power of 2."""
     stride = 1 << (batch // 256).bit_length()
     return (batch // stride + 1) * stride

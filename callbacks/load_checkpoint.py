@@ -21,7 +21,7 @@ EVENTS = ("before_load", "after_load")
 
 
 class LoadCheckpoint(Callback):
-    """Loads the weights of another run's checkpoint before training, all or all but some.
+    """Loads all or some weights of another run's checkpoint before training.
 
     It loads the weights that the other run evaluated (with an averaging algorithm, the average), and nothing else. A
     run that is resumed, evaluates or predicts has its own weights, and loads none. All ranks read the file.
@@ -100,7 +100,7 @@ class LoadCheckpoint(Callback):
                 "checkpoint",
                 str(self.checkpoint),
                 f"its weights do not fit the model: {describe_differences(wrong) or 'no weight is left to load'}. "
-                "ignore_keys leaves some out",
+                "to leave some out, set ignore_keys",
             )
         loaded = {key: weight for key, weight in weights.items() if key in own}
         load_into(model, loaded)

@@ -151,7 +151,7 @@ def _compare_ranks(metrics: Mapping[str, float]) -> dict[str, Any]:
 
     from runner import get_world_size
 
-    mine = torch.tensor([*metrics.values()], dtype=torch.float64)  # on the host, to wait for no device
+    mine = torch.tensor([*metrics.values()], dtype=torch.float64)  # on the host, so that nothing waits for a device
     ranks = [mine]
     if get_world_size() > 1:
         ranks = [torch.empty_like(mine) for _ in range(get_world_size())]

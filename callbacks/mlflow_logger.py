@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.core.destination import SweepSummary
 
 
-ID_TIMEOUT = 5.0  # seconds to wait for the id of a run, for its address
+ID_TIMEOUT = 5.0  # seconds to wait for a run's id, which is part of its address
 
 
 class MLflowLogger(LoggerDestination):
@@ -64,8 +64,8 @@ class MLflowLogger(LoggerDestination):
         log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
             metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
             `mlflow.pytorch.load_model("runs:/<run id>/model")` loads it without the code of the network. Text models of
-            transformers and classifiers of images are loaded by `mlflow.pyfunc.load_model`, and take a table of texts
-            or of image files.
+            transformers and image classifiers are loaded by `mlflow.pyfunc.load_model`, and take a table of texts or
+            image files.
         register_model: name of a registered model; the logged model becomes a new version of it.
 
     Raises:
@@ -202,7 +202,7 @@ class MLflowLogger(LoggerDestination):
             self._session.append_metrics(values)
 
     def _improved(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the new best values by their key `best/...`, without those of single classes."""
+        """Return the new best values by their key `best/...`, without per-class values."""
         improved: dict[str, float] = {}
         if self._best.other_keys.issuperset(metrics):  # true after most batches
             return improved
@@ -227,7 +227,7 @@ class MLflowLogger(LoggerDestination):
     def log_sweep(self, summary: SweepSummary) -> None:
         """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
 
-        Before the first job its status is RUNNING. The run is created then only if the jobs are nested in it.
+        Before the first job, the status is RUNNING, and the run is created only if the jobs are nested in it.
         """
         session = self._session = self._session or self._open(summary.folder, summary.name, None)
         if summary.status == "RUNNING":

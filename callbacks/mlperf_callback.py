@@ -132,7 +132,7 @@ class MLPerfCallback(Callback):
                 results = folder / "results" / name / self.benchmark
                 self._result.open(results / f"result_{self.index}.txt", self.config_key)
             if self._metric.lower_is_better(state):
-                reason = f"less of metric_name={self.metric_name!r} is better, so it is not an accuracy"
+                reason = f"lower values of metric_name={self.metric_name!r} are better, so it is not an accuracy"
                 self._result.warn_of_refusal(reason)
 
     def epoch_start(self, state: State, logger: Logger) -> None:

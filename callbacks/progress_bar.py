@@ -32,12 +32,12 @@ from runner.terminal.text import show_clock, show_number
 if TYPE_CHECKING:
     from runner import Logger, State
 
-BAR = 30  # the greatest width of the bar
+BAR = 30  # maximum width of the bar
 BAR_AND_GAP = 14  # terminal columns kept free for a shorter one
 
 
 class ProgressBar(LoggerDestination):
-    """Prints a line for each evaluation and each epoch, and shows how far the run is.
+    """Prints a line for each evaluation and each epoch, and shows how far along the run is.
 
     The lines are columns under one header: the most important ones that fit into the terminal. The epoch loss is the
     mean of the training losses of the epoch's batches so far, and batches per second leave out evaluations. On a
@@ -106,7 +106,7 @@ class ProgressBar(LoggerDestination):
             self._add_row()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self.epoch_checkpoint(state, logger)  # an interrupted epoch has a line too
+        self.epoch_checkpoint(state, logger)  # an interrupted epoch gets a line too
         logger.flush()  # the intended host-device sync, once per fit
         self._logger = None
         self.close(state, logger)
@@ -138,7 +138,7 @@ class ProgressBar(LoggerDestination):
         batch = self._state.timestamp.batch
         self._rows.append(_Row(batch, self._cells()))
         self._row_began = (batch, self._clock())
-        self._printed_at = time.perf_counter()  # soon: no later line can precede it
+        self._printed_at = time.perf_counter()  # it is printed soon, so no progress line is needed
         self._marks.append((self._printed_at, self._fraction()))
 
     def _print_row(self) -> None:

@@ -241,7 +241,7 @@ def _get_order(state: State) -> SampleOrder:
 
 
 def _predicted_and_true_classes(model: Any, state: State) -> tuple[Tensor, Tensor] | None:
-    """Return the predicted class and the label (n,) of each sample of the microbatch; None if not classes."""
+    """Return the predicted class and the label (n,) of each sample of the microbatch; None if there are no classes."""
     try:
         predictions = model.predictions(state.microbatch, state.outputs)
     except (TypeError, ValueError, LookupError):

@@ -123,7 +123,7 @@ class SpeedMonitor(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._take_laps(wait=True)  # the intended host-device sync at the end
-        if self._logged_batch is not None:  # the time since the last batch counts, as of an evaluation
+        if self._logged_batch is not None:  # time after the last batch counts, such as an evaluation
             rates = {} if self._logged_batch == state.timestamp.batch else self._rates()
             logger.log_uncopied(rates | self._times())
         self._total = self._seconds_in_total()

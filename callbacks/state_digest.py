@@ -117,7 +117,7 @@ class StateDigest(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         if self._path is not None and not self._path.exists() and not self._warned:
             log.warning(
-                "%s.interval='%s': no digests, as training ended after batch %d; give less, such as '1ba'",
+                "%s.interval='%s': no digests, as training ended after batch %d; set a shorter one, such as '1ba'",
                 self.config_key,
                 self.interval.time,
                 state.timestamp.batch,

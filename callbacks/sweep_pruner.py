@@ -24,7 +24,7 @@ PRUNERS = ("median", "successive_halving", "hyperband", "wilcoxon")
 
 
 class SweepPruner(Callback):
-    """Ends jobs of a sweep early that do worse than others, as one of Optuna's pruners decides.
+    """Ends jobs of a sweep early if one of Optuna's pruners decides that they do worse than others.
 
     It works with any sweeper and launcher, and with parallel jobs: the jobs share a journal in the sweep's folder.
     After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps, from 1.

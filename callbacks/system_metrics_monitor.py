@@ -32,7 +32,7 @@ class SystemMetricsMonitor(Callback):
     `MLflowLogger` already does this for the machine of rank 0; this callback is for more machines and other
     destinations. Readings are gathered on the host, without waiting for a GPU, and rank 0 logs them. Rates are means
     since the previous reading. GPU readings need the package nvidia-ml-py; if it is missing there is one warning.
-    Readings that a GPU does not offer, such as a virtual or partitioned one, are left out.
+    Readings that a GPU lacks, for example a virtual or partitioned one, are left out.
     Checkpoints contain no readings.
 
     Args:
@@ -120,7 +120,7 @@ class SystemMetricsMonitor(Callback):
         def read(gauge: Callable[[Any], int]) -> float:
             try:
                 return float(gauge(device))
-            except (pynvml.NVMLError, RuntimeError):  # RuntimeError: from torch, as for a part of a GPU
+            except (pynvml.NVMLError, RuntimeError):  # RuntimeError: from torch, if the GPU is partitioned
                 return math.nan
 
         free, total = cuda.mem_get_info(device)

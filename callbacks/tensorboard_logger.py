@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(LoggerDestination):
-    """Writes metrics, images, tables and parameters to a folder for `tensorboard --logdir`; needs that package.
+    """Writes metrics, images, tables and parameters for `tensorboard --logdir`; needs the package tensorboard.
 
     Tables, parameters and captions of images are written as texts. Metrics logged together share one event. Rank 0
     writes. A resumed run adds a file, which hides what was written after the batch that it resumes from.

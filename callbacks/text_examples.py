@@ -20,7 +20,7 @@ MAX_ROWS = 1000  # the whole table is logged each time
 class TextExamples(Callback):
     """Logs a table with the first texts of each evaluation: the input, the reference and the generated text.
 
-    For models of transformers with `generation`; for any other model it warns once and does nothing. Rank 0 logs the
+    For transformers models with `generation`; for any other model it warns once and does nothing. Rank 0 logs the
     samples of its share of the data.
 
     Args:

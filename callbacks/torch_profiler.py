@@ -129,7 +129,7 @@ class TorchProfiler(Callback):
         first = state.timestamp.batch + self.warmup + 1
         if is_profiled():
             last = first + self.active - 1
-            log.warning("%s leaves out batches %d to %d: another profiler records", self.config_key, first, last)
+            log.warning("%s leaves out batches %d to %d: another profiler is active", self.config_key, first, last)
             return
 
         def write(profile: Any) -> None:

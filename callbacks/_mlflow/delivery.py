@@ -43,9 +43,9 @@ SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow
 LAST_ATTEMPTS = 3  # failed attempts after which the spool of a finished run is left to the next run
 LONGEST_PAUSE = 60.0  # maximum seconds between two attempts during training
 LOCK_PATIENCE = 60.0  # seconds to wait for the writer of an earlier session that is still sending
-LAST = {"status", "model"}  # before these entries, the last value of each key is sent
+LAST = {"status", "model"}  # before these entries, the last value of each key is sent even if it was thinned out
 FILES = {"artifact", "text", "table", "images", "model"}  # entries that go to the artifact store
-MAX_SAMPLES = 20_000  # of system metrics, about a day; if a server is away for longer, further samples are dropped
+MAX_SAMPLES = 20_000  # of system metrics, about a day; if the server is down for longer, further samples are dropped
 PREFIX = "system/"
 
 Report = Callable[[dict[str, Any]], None]
@@ -56,7 +56,7 @@ class Delivery:
 
     Args:
         run_dir: the run's folder.
-        target: target of the spool, with credentials in the address; see `make_target`.
+        target: where to send the spool, with credentials in the address; see `make_target`.
         report: called with news for the trainer.
         live: whether a trainer adds to the spool until `finish` is called.
         restore: whether to restore the run in MLflow if it was deleted there; otherwise sending fails.
@@ -274,7 +274,7 @@ class Delivery:
         self._report({"offset": offset})
 
     def _record_failure(self) -> bool:
-        """Record that the trainer failed: it ended without a status. Return False if a new trainer continues."""
+        """Record as failed a run whose trainer ended without a status. Return False if a new trainer runs."""
         spool = Spool(self._folder)
         if spool.is_exclusive:
             spool.append({"status": "FAILED", "t": now_ms()})
@@ -322,7 +322,7 @@ class LoadSampler(threading.Thread):
     """Samples the load of CPU, memory, disk, network and GPUs with MLflow's monitors, without calling the server.
 
     MLflow's own thread gives up after the first failed call, and waits for the server when it finishes. Samples are
-    `interval` seconds apart. Their numbers continue after the last sample of the run.
+    `interval` seconds apart. Their steps continue after the last sample of the run.
     """
 
     def __init__(self, run: Run, interval: float, tracking_uri: str) -> None:
@@ -351,6 +351,6 @@ class LoadSampler(threading.Thread):
                 monitor.clear_metrics()
 
     def finish(self) -> None:
-        """Stop sampling. Unsent samples stay available."""
+        """Stop sampling, and keep the unsent samples."""
         self._finishing.set()
         self.join(1.0)

@@ -1,4 +1,4 @@
-"""Describes a run for MLflow: its parameters, command, data sets, origin, and a description in words.
+"""Describes a run for MLflow: its parameters, command, data sets, origin, and a summary in words.
 
 Importing this module imports only the standard library.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Runs that differ only in these keys are the same experiment.
 START_KEYS = ("run_name", "experiment_name")
 PLUMBING = ("trainer", "launch", "callbacks")  # sections whose values become parameters only if they are not defaults
-OWN_CLASSES = ("runner.", "torch.")  # packages whose classes are already named by the config's choice
+OWN_CLASSES = ("runner.", "torch.")  # packages whose classes the config's choice names already
 NO_LIMIT = 10_000  # columns
 
 
@@ -40,7 +40,7 @@ def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
 
     Arguments of the trainer, the launch and the callbacks are parameters if they differ from the defaults of their
     classes. So are all other values of the config, except for null, empty values, copies of the seed, the runner's own
-    classes, and the usual positions of inputs and targets in a batch. Typed keys are logged with the run's record.
+    classes, and the usual positions of inputs and targets in a batch. Typed keys are added with the run's record.
     """
     shown = {key: value for key, value in config.items() if key not in START_KEYS}
     if algorithms := shown.get("algorithms"):
@@ -145,7 +145,7 @@ def _columns(state: State) -> list[str]:
 def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
     """Return the description of a data set as an MLflow input, with as much as its loader reveals.
 
-    Runs whose data has the same content share a data set in MLflow, so the description excludes batches.
+    Runs whose data has the same content share a data set in MLflow, so the description leaves out the batch size.
     """
     from runner.data.content import count_rows, digest, held_tensors
 
@@ -195,9 +195,9 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
 
 
 def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
-    """Return tags on the commit, the branch, and differences of the run's code; empty outside a repository.
+    """Return tags with the commit and branch of the run's code, and whether it is dirty; empty outside a repository.
 
-    The code differs if tracked files are modified, or if the run keeps uncommitted modules in `code/`.
+    The code is dirty if tracked files are modified, or if the run keeps uncommitted modules in `code/`.
     """
     options = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:

@@ -1,4 +1,4 @@
-"""Writes an image classifier with the code that prepares its images, for the writer process to make an MLflow model."""
+"""Writes an image classifier and the code that prepares its images, which the writer makes into an MLflow model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def preparation_of(state: State) -> pixels.Preparation | None:
 
 
 def example_of(state: State, preparation: pixels.Preparation) -> Tensor | None:
-    """Return made-up inputs of the size of an evaluation, `(2, 3, H, W)`; None if that is the size in training."""
+    """Return random inputs `(2, 3, H, W)` of the size that evaluations use; None if training uses the same size."""
     if preparation.size is None:
         return None
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def example_of(state: State, preparation: pixels.Preparation) -> Tensor | None:
 def write_image_model(
     state: State, preparation: pixels.Preparation, module: nn.Module, inputs: Tensor, folder: Path
 ) -> dict[str, Any]:
-    """Write the program, the facts of serving, and the code that reads images, and return their spool entry."""
+    """Write the program, `serving.json`, and the code that reads images, and return their spool entry."""
     folder = folder / IMAGE_MODEL
     folder.mkdir()
     write("torch_export", module, inputs, folder / MODEL, dynamic_batch=True)

@@ -82,7 +82,7 @@ def _has_images(entry: Mapping[str, Any]) -> bool:
 
 
 def _write_served_model(files: Path, entry: Mapping[str, Any], folder: Path) -> Model:
-    """Write a model of texts or images as a model from code: the runner's own file, and no pickle."""
+    """Write a text or image model as an MLflow model from code: with a file of the runner instead of a pickle."""
     inputs = Schema([ColSpec(str(entry.get("input", "string")), str(name)) for name in entry["columns"]])
     kinds = [(str(name), Map("double") if kind == "map" else str(kind)) for name, kind in entry["results"]]
     versions = {"torch": str(entry["torch"]).partition("+")[0], **entry["versions"], "mlflow": mlflow.__version__}
@@ -123,7 +123,7 @@ def _write_program(files: Path, entry: Mapping[str, Any], folder: Path) -> Model
             python_env="python_env.yaml",
             model_config={"device": "cpu"},  # an exported program stays on the device of its export
         )
-    torch_version = str(entry["torch"]).partition("+")[0]  # without the name of a build, which is not published
+    torch_version = str(entry["torch"]).partition("+")[0]  # without a suffix such as +cu128, which PyPI lacks
     versions = {"mlflow": mlflow.__version__, "torch": torch_version, "numpy": np.__version__}
     (files / "requirements.txt").write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
     (files / "python_env.yaml").write_text(

@@ -35,7 +35,7 @@ class ServedModel(PythonModel):
         self.model: Any = (_Texts if facts["task"] in AUTO_CLASSES else _Images)(folder, facts)
 
     def predict(self, context: Any, model_input: pandas.DataFrame, params: Any = None) -> Any:
-        """Return a table with a row for each row of a table of texts or images.
+        """Return one row of predictions for each row of texts or images.
 
         Raises:
             ValueError: the table has no rows or lacks a column, or a value is not a text or an image.
@@ -57,7 +57,7 @@ class ServedModel(PythonModel):
 
 
 class _Texts:
-    """A model of transformers with its tokenizer."""
+    """A transformers model with its tokenizer."""
 
     noun = "text"
 

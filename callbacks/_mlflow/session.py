@@ -83,13 +83,13 @@ class Session:
                 self._write(write)
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the ids of the run and its spool, its folder and its position in the spool; empty before it begins.
+        """Return the ids of run and spool, the run's folder, and the position in the spool; empty before it begins.
 
         The spool is synced to disk, so that it reaches as far as the checkpoint even after a power cut.
         """
         spool = self._spool
         position = self._position if spool is None else spool.position(batch)
-        with contextlib.suppress(OSError):  # other code reports a missing disk
+        with contextlib.suppress(OSError):  # other code reports disk errors
             if spool is not None:
                 spool.sync()
         identity = {key: self._target.get(key) for key in ("spool", "start_time")}
@@ -260,7 +260,7 @@ class Session:
         self._spool = spool
         identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}
         spool.append(hidden_everywhere(identity))
-        # Only after writing the line: a sender that had finished the spool without it would remove the entry.
+        # Only after writing the line: a sender that has sent all earlier lines removes the entry.
         with contextlib.suppress(OSError):  # without an entry, the run is found in `outputs/`
             write_atomically(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
         self._deliver()

@@ -184,7 +184,7 @@ class RunSink:
             self._log_tags({NOTE: f"{entry['note']}\n\n{runs}"})
 
     def _link_in_note(self, path: str) -> None:
-        """Add a link to a picture among the run's artifacts to its description, which is too narrow to show it."""
+        """Link a picture among the run's artifacts from its description, which is too narrow to show the picture."""
         note = self._client.get_run(self.run_id).data.tags.get(NOTE, "")
         page = f"#/experiments/{self.run.info.experiment_id}/runs/{self.run_id}/artifacts/{quote(path)}"
         link = f"[{Path(path).stem.replace('_', ' ').capitalize()}]({page})"
@@ -290,7 +290,7 @@ class RunSink:
 
 
 def clean_key(key: str, foreign: str) -> str:
-    """Return a key that MLflow accepts, with `_` for foreign characters and a hash that keeps keys distinct.
+    """Return a key that MLflow accepts, with `_` for characters that match `foreign`, and a hash to keep it distinct.
 
     The hash depends only on the key, so that a resumed run uses the same key.
     """
@@ -325,7 +325,7 @@ def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
 
 
 def add_caption(image: Image, caption: str) -> Image:
-    """Return the image with its caption below, enlarged by a whole factor so that the caption fits."""
+    """Return the image with its caption below, enlarged by an integer factor so that the caption fits."""
     from PIL import ImageDraw
     from PIL.Image import Resampling, new
 

@@ -27,7 +27,7 @@ SPOOL = "spool.jsonl"
 IMAGES = "images"  # folder of images, which are removed once they are sent
 FILES = "files"  # folder of copied artifacts and of models, which are also removed once they are sent
 MODEL = "model.pt2"  # file name of an exported model
-TEXT_MODEL = "transformers"  # folder of a model of transformers with its tokenizer
+TEXT_MODEL = "transformers"  # folder of a transformers model with its tokenizer
 IMAGE_MODEL = "image_classifier"  # folder of a program with the code that prepares its images
 EXAMPLE = "example.npy"  # file name of its input example
 CHUNK = 1 << 20  # bytes of the spool to read at a time
@@ -36,7 +36,7 @@ METRICS_PER_CALL = 1000  # the most that MLflow takes
 LOSS = "loss/train/total"  # the metric by which a batch and its retraining are compared
 SAME_LOSS = 1e-3  # relative tolerance, because rounding differs on a GPU or with other ranks
 
-Line = tuple[dict[str, Any] | None, int]  # an entry, None for a torn line, and the offset of its end
+Line = tuple[dict[str, Any] | None, int]  # an entry (None for a torn line), and the offset of its end
 
 
 @dataclass
@@ -220,9 +220,9 @@ class Spool:
             self._write(b"".join(lines))
 
     def position(self, batch: int) -> int:
-        """Return the offset for a checkpoint at `batch`: all that a run resumed from it may log again comes later.
+        """Return the offset for a checkpoint at `batch`: whatever a run resumed from it may log again comes later.
 
-        That includes the metrics of `batch` itself, whose lines may be long.
+        That includes the metrics of `batch` itself, whose lines may be longer than `TAIL`.
         """
         is_ahead = not self._inherited or (self._written is not None and batch > max(self._written, default=0))
         if not is_ahead:
@@ -233,7 +233,7 @@ class Spool:
         """Sync the spool to disk, so that it survives a power cut.
 
         Raises:
-            OSError: the disk refused the write.
+            OSError: the write failed.
         """
         os.fsync(self._fd)
 

@@ -172,7 +172,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 def read_identity(folder: Path) -> dict[str, Any]:
     """Return the identity of a run, perhaps someone else's, for `before` of `make_target`; empty for a new run.
 
-    It is in the first line of the spool, or only in the target if the trainer was killed before it wrote that.
+    It is in the first line of the spool, or only in the target if the trainer was killed before it wrote that line.
     """
     first: dict[str, Any] = {}
     with suppress(OSError):
@@ -186,7 +186,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def is_copy(folder: Path, other: Path) -> bool:
-    """Return whether two different `mlflow/` folders of runs hold copies of one spool."""
+    """Return whether the `mlflow/` folders of two runs hold copies of one spool."""
     try:
         if not other.is_dir() or (folder.is_dir() and other.samefile(folder)):
             return False

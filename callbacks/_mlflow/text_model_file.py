@@ -1,4 +1,4 @@
-"""Writes a trained model of transformers with its tokenizer, from which the writer process makes an MLflow model."""
+"""Writes a trained transformers model with its tokenizer, from which the writer process makes an MLflow model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from runner import State
 
 TASKS = ("sequence_classification", "causal_lm", "seq2seq_lm")
-DEFAULT_NEW_TOKENS = 64  # of a model without `generation`
+DEFAULT_NEW_TOKENS = 64  # for a model without `generation`
 CLASS_COLUMNS = [["label", "string"], ["score", "double"], ["probabilities", "map"]]
-LONGEST = 512  # tokens of a text, if neither the data nor the model has a limit
+LONGEST = 512  # tokens in a text, if neither the data nor the model has a limit
 
 
 def has_texts(state: State) -> bool:
-    """Return whether the model is one of transformers that maps texts, with a tokenizer, to classes or texts."""
+    """Return whether the model is a transformers model with a tokenizer, and maps texts to classes or texts."""
     from runner.models.hf.writing import WritingModel
 
     model: Any = state.unwrapped_model
@@ -33,9 +33,9 @@ def has_texts(state: State) -> bool:
 
 
 def write_text_model(state: State, folder: Path) -> dict[str, Any]:
-    """Write the weights, config, tokenizer and facts of serving into a new folder, and return their spool entry.
+    """Write the weights, config, tokenizer and `serving.json` into a new folder, and return their spool entry.
 
-    The model has the weights to log, in evaluation mode.
+    Before the call, put the model into evaluation mode with the weights to log.
     """
     from runner.models.hf.loading import quiet_transformers
 

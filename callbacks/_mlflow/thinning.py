@@ -1,4 +1,4 @@
-"""Handles a run that logs more metrics than the store can take: detects it, or sends fewer metrics."""
+"""Detects that a run logs more metrics than the store can take, and thins them out if the user sets a rate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Thinning:
     """Chooses the metrics of a spool to send: at most `rate` a second on average, or all without a rate.
 
     A value is sent if it was logged at least n / `rate` seconds after the last sent value of its key, where n is the
-    number of keys so far. Keys that are logged less often lose no value. The last value of each key is sent with the
-    run's status, and before a model, which is linked to it.
+    number of keys so far. Keys that are logged less often lose no value. The last value of each key is always sent:
+    before the run's status, and before a model, which is linked to it.
 
     Attributes:
         sent_at: time in milliseconds of the last sent value, by key.

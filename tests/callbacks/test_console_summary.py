@@ -272,7 +272,7 @@ def test_ten_batches_without_a_finite_loss_give_one_warning(
     assert len(warnings) == warned
     if warned:
         first = diverged[0]
-        assert f"training loss is {value} since epoch {(first - 1) // 3 + 1}, batch {first}: lower" in warnings[0]
+        assert f"training loss has been {value} since epoch {(first - 1) // 3 + 1}, batch {first}: lower" in warnings[0]
 
 
 def test_an_evaluation_alone_prints_no_summary(tmp_path, capsys):

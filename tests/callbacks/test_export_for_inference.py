@@ -415,7 +415,8 @@ def test_transforms_apply_in_order_to_a_copy(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("save_format", "message"), [("torchscript", "the file's outputs are not the model's"), ("torch_export", "batch|0")]
+    ("save_format", "message"),
+    [("torchscript", "outputs differ from the model's"), ("torch_export", "batch|0")],
 )
 def test_a_file_that_does_not_reproduce_the_model_is_refused(save_format: str, message: str, tmp_path: Path):
     memory = InMemoryLogger()

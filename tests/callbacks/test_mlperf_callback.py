@@ -160,7 +160,7 @@ def test_a_loss_has_to_fall_below_the_target_and_gives_a_warning(target: float, 
     with make_trainer(tmp_path, MLPerfCallback("mlperf", 0, target=target, metric_name=name)) as trainer:
         trainer.fit()
     assert read(tmp_path)[-1]["metadata"] == {"status": status}
-    warning = f"mlperf_callback: less of metric_name={name!r} is better, so it is not an accuracy; {REFUSAL}"
+    warning = f"mlperf_callback: lower values of metric_name={name!r} are better, so it is not an accuracy; {REFUSAL}"
     assert caplog.messages == [warning]
 
 

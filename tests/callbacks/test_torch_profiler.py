@@ -143,7 +143,7 @@ class RecordsToo(Callback):
 def test_a_cycle_is_left_out_if_another_profiler_records(tmp_path: Path, caplog):
     with make_trainer(tmp_path, TorchProfiler(skip_first=3, active=3, repeat=2), RecordsToo()) as trainer:
         trainer.fit()
-    assert caplog.messages == ["torch_profiler leaves out batches 5 to 7: another profiler records"]
+    assert caplog.messages == ["torch_profiler leaves out batches 5 to 7: another profiler is active"]
     assert files(tmp_path) == ["rank0-ba9-ba11.json"]
 
 

@@ -49,7 +49,7 @@ def init_process_group(device: torch.device) -> bool:
 
 
 def destroy_process_group(error: BaseException | None = None) -> None:
-    """Collect what is left of DDP, whose threads must not outlive the process group, and destroy the group.
+    """Free what is left of DDP, whose threads must not outlive the process group, and destroy the group.
 
     Args:
         error: the error that ends the run. If the device failed, the group is not destroyed, because NCCL would wait
@@ -62,7 +62,7 @@ def destroy_process_group(error: BaseException | None = None) -> None:
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device of a name; 'auto' is this rank's GPU if there is one, else Apple's GPU, else the CPU."""
+    """Return the named device; 'auto' is this rank's GPU if there is one, else Apple's GPU, else the CPU."""
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

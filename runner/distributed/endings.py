@@ -139,7 +139,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _imports_torch(frame: FrameType | None) -> bool:
-    """Return whether a frame, or one that called it, is the module `torch` itself."""
+    """Return whether a frame, or one of its callers, executes the module `torch` itself."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
             return True

@@ -43,7 +43,7 @@ def without_ranks() -> AbstractContextManager[None]:
 
 
 def keep_across_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return the result of `make`, or its first result after a restart, by this program, torchrun or Slurm. Rank 0."""
+    """Return the result of `make`; after a restart by this program, torchrun or Slurm, its first result. Rank 0."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         for_attempts[key] = from_attempts[key] if key in from_attempts else keep_across_requeues(key, make)
         return for_attempts[key]

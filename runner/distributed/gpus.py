@@ -26,10 +26,11 @@ _chosen: list[str] = []
 
 
 def lease(number: int, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Lease `number` GPUs, the first free ones, and hide all others from this process; wait if necessary. Before CUDA.
+    """Lease the first `number` free GPUs, and hide all others from this process.
 
-    Nothing is leased if the machine has fewer than `number` GPUs. A lease ends with this process, or on the exit of
-    `given_back`. The wait ends when `is_over` returns True, because the job is no longer needed.
+    Call it before CUDA starts. Nothing is leased if the machine has fewer than `number` GPUs. A lease ends with this
+    process, or on the exit of `given_back`. If too few GPUs are free, it waits until `is_over` returns True, because
+    the job is no longer needed.
 
     Raises:
         SystemExit: the job was called off during the wait.

@@ -21,7 +21,7 @@ from runner.timing.time import Time, TimeUnit
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-PARTING = 5.0  # seconds that rank 0 waits at most for other ranks to learn that there are no more jobs
+PARTING = 5.0  # maximum seconds that rank 0 waits for other ranks to learn that there are no more jobs
 MOST_PER_CORE = 16  # processes; more is most likely a typo, and would bring the machine to a halt
 
 

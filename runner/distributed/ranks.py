@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from runner.distributed.store import TIMEOUT
 
-_group_size = 1  # ranks in a row that see the same samples
-_data_group: dist.ProcessGroup | None = None  # one rank of each row; None: all ranks
+_group_size = 1  # consecutive ranks that see the same samples
+_data_group: dist.ProcessGroup | None = None  # one rank of each such group; None: all ranks
 
 
 def get_global_rank() -> int:
@@ -44,7 +44,7 @@ def get_data_parallel_group() -> dist.ProcessGroup | None:
 
 
 def share_samples(ranks: int) -> None:
-    """Set the number of ranks in a row that see the same samples, a divisor of all; 1: each sees its own. All ranks."""
+    """Set how many consecutive ranks see the same samples, a divisor of the world size; 1: no two do. All ranks."""
     global _group_size, _data_group
     _group_size = ranks
     _data_group = None

@@ -99,7 +99,7 @@ def restart_if_requested() -> None:
     for name in os.listdir("/dev/fd"):
         if int(name) > 2:
             with suppress(OSError):
-                os.set_inheritable(int(name), False)  # also those of drivers, which would keep the memory of a GPU
+                os.set_inheritable(int(name), False)  # also those of drivers, which would keep GPU memory
     os.chdir(folder)
     arguments = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, arguments, {**environment, VARIABLE: json.dumps(for_attempts)})

@@ -48,7 +48,7 @@ def layout_of(tensor: Any) -> ShardLayout:
     return _layout_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
-@functools.lru_cache  # the layers of a model have few shapes, and training waits for this
+@functools.lru_cache  # a model's layers have few distinct shapes, and training waits for this
 def _layout_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> ShardLayout:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -108,7 +108,7 @@ class SavedTensor(Tensor):
     def read_shard(self, layout: ShardLayout) -> Tensor:
         """Return the part of the tensor that a rank holds."""
         if tuple(self.shape) != layout.shape:
-            raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {layout.shape}")
+            raise ValueError(f"the saved tensor has shape {tuple(self.shape)} instead of {layout.shape}")
         part = torch.empty([sum(indices.length for indices in ranges) for ranges in layout.ranges], dtype=self.dtype)
         for start, block in layout.blocks():
             part[block] = self.read_part(start, part[block].shape)
@@ -131,5 +131,5 @@ class SavedTensor(Tensor):
 
 
 def as_plain(value: Any) -> Any:
-    """Return a tensor of a checkpoint as a whole, ordinary tensor; anything else unchanged."""
+    """Return a saved tensor as a whole, ordinary tensor; anything else unchanged."""
     return value.read() if isinstance(value, SavedTensor) else value

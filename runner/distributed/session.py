@@ -1,4 +1,4 @@
-"""Ends of a session without failure: a run stops between two batches, after a signal for example, and can resume."""
+"""Endings without failure: a run stops between two batches, for example after a signal, and can be resumed."""
 
 from __future__ import annotations
 

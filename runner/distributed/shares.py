@@ -100,7 +100,7 @@ def read_shares(
 ) -> Iterator[Share]:
     """Return an iterator over this rank's batches, the same number on every rank. All ranks.
 
-    `name` is the loader's name for users. If batches start after the end of this rank's, the loader's `last` stands in.
+    `name` is the loader's name for users. A rank that resumes after its last batch repeats the loader's `last`.
     """
     if reading == "everything":
         return _in_turn(batches, num_samples, get_data_parallel_rank(), get_data_parallel_size())
@@ -167,7 +167,7 @@ def _in_turn(batches: Iterator[Any], num_samples: Callable[[Any], int], rank: in
 
 
 _END = object()
-_OVER, _NEVER = -1, -2  # in place of the samples of a rank: it has no more batches, or never had any
+_OVER, _NEVER = -1, -2  # instead of a rank's number of samples: it has no more batches, or never had any
 
 
 def _in_step(

@@ -21,7 +21,7 @@ from runner.failures.tracebacks import is_of_user
 
 STACKS = "stacks"
 """Subfolder of a run's folder for the stacks of its ranks."""
-MOST_POLL = 5.0  # seconds between two looks, at most
+MOST_POLL = 5.0  # maximum seconds between two checks
 BUSY = 0.01  # share of time that a working thread has a core, even on a crowded machine
 PARTING = 10.0  # seconds that rank 0 waits until all ranks have written their stacks
 
@@ -40,8 +40,8 @@ def ended_when_stuck(patience: float, folder: Path, device: str) -> Iterator[Non
 
     A rank makes no progress if no batch ends, its main thread stays at the same place and does not use its core, and,
     in a single process, it waits for data workers. A message then names the place of each rank, and the stacks of all
-    threads go to the folder `stacks` in `folder`. If all ranks wait as long for something else, such as a program that
-    a callback runs, increase the patience. All ranks.
+    threads go to the folder `stacks` in `folder`. If all ranks wait that long for something else, such as a program
+    that a callback runs, increase the patience. All ranks.
 
     Args:
         patience: seconds; infinity for no watch.

@@ -84,7 +84,7 @@ def current_store() -> Store:
 
 
 def begin_job(number: int) -> None:
-    """Use keys of their own for a job, because those of earlier jobs are stale. All ranks."""
+    """Use separate keys for each job, because those of earlier jobs are stale. All ranks."""
     global _job, _groups
     _job = number
     _groups = 0
@@ -113,7 +113,7 @@ def group_store() -> Store:
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """Return the error that failed first, `error` or a RankFailed from another rank, and report `error` to the others.
+    """Return the first failure, `error` or a RankFailed from another rank, and report `error` to the others.
 
     A RuntimeError counts as a consequence of another rank's failure, because torch raises it when a rank has gone,
     unless this rank's own device raised it. Signals are not failures: all ranks agree on those. Any rank.

@@ -93,13 +93,13 @@ def _check_layer(setting: str, name: str, module: nn.Module, style: str, ranks: 
         return
     if isinstance(module, nn.Embedding):
         if module.padding_idx is not None:
-            raise ValueError(f"{setting}: {name} has padding_idx={module.padding_idx!r}, which is not split; set 1")
+            raise ValueError(f"{setting}: {name} has padding_idx={module.padding_idx!r}, which cannot be split; set 1")
         return
     if not isinstance(module, nn.Linear):
         reason = f"{name} ({type(module).__name__}) is not a plain linear layer, and only those are split"
         raise ValueError(f"{setting}: {reason}; leave out the algorithm that added it, or set 1")
     if style == "gathered columns":
-        return  # the size of a vocabulary need not divide
+        return  # ranks need not divide the size of a vocabulary
     size = module.in_features if style == "rows" else module.out_features // (JOINED if style[0] == "j" else 1)
     units, unit = ("features", 1) if head_dim is None else ("heads", head_dim)
     if size % (unit * ranks):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-SPINS = "50000"  # times that an idle thread looks for work; default 300,000; far fewer slow down a single run
+SPINS = "50000"  # checks for work before an idle thread sleeps; default 300,000; far fewer slow down a single run
 
 
 def cores() -> int:

@@ -39,7 +39,7 @@ class ClassificationModel(SupervisedModel):
             `LabelSmoothing`.
         loss: 'cross_entropy', or 'focal' as in Lin et al. 2017, arXiv:1708.02002.
         gamma: exponent of the focal loss, at least 0; 0 is cross entropy.
-        multi_label: whether a sample has any number of classes.
+        multi_label: whether a sample may have any number of classes.
         classes: names of the classes, in order; None: a config takes them from the data, if it has names.
 
     Attributes:
@@ -125,7 +125,7 @@ def check_names(classes: Sequence[str], num_classes: int) -> list[str]:
     """Return the names of classes as a list.
 
     Raises:
-        ValueError: there is not one name, a text of its own, for each class.
+        ValueError: the names are not distinct strings, one for each class.
     """
     names = [] if isinstance(classes, str) else [*classes]
     fits = len(names) == len({*names}) == num_classes and all(isinstance(name, str) for name in names)

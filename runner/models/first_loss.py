@@ -1,4 +1,4 @@
-"""Check the first loss of a run: that it can be trained, that it is a mean over samples, and that the outputs fit."""
+"""Check the first loss of a run: that it has a gradient and is a mean over samples, and that the outputs fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_SAMPLES = 8  # samples to compare when a microbatch holds a single one
 
 
 def check_loss(state: State, loss: Any, name: str, trains: bool) -> None:
-    """Check that a loss can be logged and averaged and, if needed, trained, and that the outputs behind it fit.
+    """Check that a loss can be logged, averaged and, if needed, minimized, and that the outputs behind it fit.
 
     Args:
         state: the run, with the model that the loss belongs to.
@@ -105,7 +105,7 @@ def warn_of_split_means(state: State, lengths: Iterable[int | None], loss: Calla
         outputs = None
         part = split(state.batch, model.num_samples(state.batch), model.slice_batch, size=MOST_SAMPLES)[0][1]
         samples = model.num_samples(part)
-    if any_rank(samples < 2):  # the loss may be a collective
+    if any_rank(samples < 2):  # the loss may use a collective
         return True
     forward = state.precision.autocast(state.device)(model.forward)
     difference: tuple[float, float] | None = None
@@ -113,8 +113,8 @@ def warn_of_split_means(state: State, lengths: Iterable[int | None], loss: Calla
         difference = _compare(model, forward, loss, outputs, part, samples)
     if difference is not None and get_global_rank() == 0:
         log.warning(
-            "%s: the loss of a batch is %.5g, but that of its halves, weighted by their samples, is %.5g: with "
-            "microbatches, ranks or batches of an evaluation, the result is not that of the whole. If the loss is a "
+            "%s: the loss of a batch is %.5g, but that of its halves, weighted by their samples, is %.5g: "
+            "splitting into microbatches, ranks or batches of an evaluation changes the result. If the loss is a "
             "mean over something else, such as the targets that count, define loss_weight(batch), which returns their "
             "number. Replace a sum by a mean. A loss that compares samples with each other depends on the batch size",
             type(model).__name__,
@@ -151,7 +151,7 @@ def _compare(
 def _preserve(model: Model) -> Iterator[None]:
     """Replace the model's buffers by copies within the `with` block, then restore attributes, modes and generators.
 
-    The buffers themselves must not be written to: the backward pass of this batch, which comes later, would notice.
+    Writing to the buffers themselves would break the backward pass of this batch, which comes later.
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     device = next(model.parameters()).device

@@ -251,7 +251,7 @@ class GPT(nn.Module):
 
     @cached_property
     def _num_multiplied(self) -> int:
-        """The number of weights without embeddings, which are looked up, except one that the head shares."""
+        """The number of weights that multiply: all but embeddings, which are looked up, unless the head shares them."""
         looked_up = {id(embedding.weight) for embedding in self.modules() if isinstance(embedding, nn.Embedding)}
         looked_up.discard(id(self.head.weight))
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)

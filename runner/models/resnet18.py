@@ -1,4 +1,4 @@
-"""The residual network of 18 layers, for small images or for those of ImageNet's size."""
+"""The residual network with 18 layers, for small images or for those of ImageNet's size."""
 
 from __future__ import annotations
 

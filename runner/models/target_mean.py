@@ -48,7 +48,7 @@ class TargetMean:
         if target.is_floating_point():
             return self.loss_fn(input, target)
         weight = torch.as_tensor(self.weight_of(target))
-        # On CUDA, torch's own sum over targets (N, ...) depends on the order in which blocks of threads end.
+        # On CUDA, torch's own sum over targets (N, ...) depends on the order in which thread blocks finish.
         if target.ndim > 1:
             total = self._function(input, target, reduction="none", **self._options()).sum()
         else:
@@ -107,7 +107,7 @@ def read_loss(loss_fn: Any) -> TargetMean | Literal["samples"] | None:
 
 
 def smoothing_of(loss_fn: Any) -> float:
-    """Return the label smoothing of a loss; 0 if it does not smooth, or is a function of one's own."""
+    """Return the label smoothing of a loss; 0 if it does not smooth, or is a custom function."""
     return float(_options_of(loss_fn).get("label_smoothing") or 0)
 
 

@@ -29,12 +29,12 @@ def timm_model(
         name: a name of `timm.list_models()`, such as resnet18 or vit_tiny_patch16_224; a tag, as in
             resnet18.a1_in1k, chooses the pretrained weights.
         num_classes: number of classes.
-        pretrained: whether the weights are timm's; otherwise they are new.
+        pretrained: whether to load timm's weights; otherwise they are new.
         in_channels: channels of an image.
 
     Raises:
         ModuleNotFoundError: timm or torchvision is not installed.
-        ValueError: a number is below 1, or timm does not have the model, or no pretrained weights for it.
+        ValueError: a number is below 1, or timm has no such model, or no pretrained weights for it.
         OSError: the weights cannot be downloaded.
     """
     check_counts(num_classes=num_classes, in_channels=in_channels)

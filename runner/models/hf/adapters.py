@@ -29,7 +29,7 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
     check_keys("lora", lora, known, "peft's LoraConfig")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft handles what it warns about, and old names of transformers
+            warnings.simplefilter("ignore")  # of what peft handles itself, and of old names in transformers
             return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())

@@ -16,7 +16,7 @@ def add_embeddings(network: Any, name: str, added_tokens: Sequence[str], lora: M
     The rows are initialized like those of a new model, unless the model already has unused rows.
 
     Args:
-        network: a model of transformers.
+        network: a transformers model.
         name: the folder, or the name on the Hub, of its tokenizer.
         added_tokens: the tokens.
         lora: arguments of peft's `LoraConfig`; None trains all rows.

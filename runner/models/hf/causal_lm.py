@@ -18,7 +18,7 @@ from runner.models.hf.tasks import positions_of
 class HFCausalLM(HFNetwork):
     """An `HFNetwork` for a `LanguageModel`: tokens `(N, T)` -> logits `(N, T, V)`.
 
-    Only the loss of a language model is trained; the loss that a mixture of experts adds for routing is left out.
+    Training minimizes only the cross entropy; the loss that a mixture of experts adds for routing is left out.
 
     Args:
         context: the longest sequence, in tokens; None is the number of the model's positions.
@@ -96,7 +96,7 @@ class HFCausalLM(HFNetwork):
 
     @cached_property
     def _num_multiplied(self) -> int:
-        """The number of weights without embeddings, which are looked up, except one that the head shares."""
+        """The number of weights that multiply: all but embeddings, which are looked up, unless the head shares them."""
         looked_up = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         looked_up.discard(id(getattr(self.base.get_output_embeddings(), "weight", None)))
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)

@@ -27,7 +27,7 @@ def defer_weights(network: Any, name: str, revision: str | None) -> dict[str, li
     convert, such as those of experts, are reported as missing.
 
     Args:
-        network: a model of transformers.
+        network: a transformers model.
         name: a folder, or a model on the Hub, which is asked only if the model is not in the cache.
         revision: revision of the model on the Hub; None is its main branch.
 

@@ -1,4 +1,4 @@
-"""Generate texts with models of transformers: the prompts and references in a batch, and how tokens are chosen."""
+"""Generate texts with transformers models: the prompts and references in a batch, and how tokens are chosen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Tokens = list[int]
 
 
 class Texts(NamedTuple):
-    """The texts of a batch, one each per sample; the references are empty without labels."""
+    """The texts of a batch, one of each kind per sample; without labels, the references are empty."""
 
     inputs: list[str]
     references: list[str]
@@ -35,7 +35,7 @@ class Texts(NamedTuple):
 
 
 class Generator:
-    """Generates a text for each row of a batch with a model of transformers.
+    """Generates a text for each row of a batch with a transformers model.
 
     With `do_sample`, each row has a random stream of its own, seeded by `seed` and the tokens of the prompt. So a text
     depends neither on the batch size nor on the number of ranks, and equal prompts get equal texts.
@@ -132,7 +132,7 @@ class Generator:
         return Texts(*map(self._decode, (prompts, references, self.generate(network, prompts))))
 
     def generate(self, network: HFNetwork, prompts: Sequence[Tokens]) -> list[Tokens]:
-        """Return the new tokens for each prompt, without the end. Prompts of causal models are padded on the left."""
+        """Return the new tokens for each prompt, without the end token. Causal models need padding on the left."""
         is_causal = self._task == "causal_lm"
         device = next(network.parameters()).device
         rows = [torch.tensor(prompt[-(self._longest or len(prompt)) :]) for prompt in prompts]
@@ -151,7 +151,7 @@ class Generator:
         return [_until(row, self._ends) for row in new]
 
     def _choosing(self, prompts: Sequence[Tensor], device: torch.device) -> list[Any]:
-        """Return what transformers does to the scores before it takes the token with the highest one."""
+        """Return processors of the scores, after which transformers takes the token with the highest one."""
         if not self._own["do_sample"]:
             return []
         processors = import_hf("transformers.generation.logits_process")

@@ -1,4 +1,4 @@
-"""A language model of transformers for windows of tokens, which can also generate."""
+"""A transformers language model for windows of tokens, which can also generate."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class HFLanguageModel(LanguageModel, WritingModel):
-    """A `LanguageModel` of transformers, whose evaluations and predictions can generate texts.
+    """A `LanguageModel` from transformers, whose evaluations and predictions can generate texts.
 
     Args:
         module: an `HFCausalLM`.
         metric_name: see `LanguageModel`.
         generation: options of `runner.models.hf.generation.Generator`, such as `{'max_new_tokens': 64, 'prompt_tokens':
             32}`; None generates nothing.
-        tokenizer: of the texts, a folder or a name on the Hub.
+        tokenizer: tokenizer of the texts, a folder or a name on the Hub.
 
     Raises:
         ValueError: an option of generation is wrong.
@@ -59,7 +59,7 @@ class HFLanguageModel(LanguageModel, WritingModel):
         return tokens, mask, torch.cat([torch.full_like(last, IGNORED_TARGET), targets], 1)
 
     def update_metric(self, batch: Any, outputs: Tensor, metric: Metric) -> None:
-        """Update one metric: one of texts with the generated ones, any other with the logits."""
+        """Update one metric: a metric of texts with the generated ones, any other with the logits."""
         if not self.update_text_metric(batch, metric):
             super().update_metric(batch, outputs, metric)
 

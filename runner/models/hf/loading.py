@@ -1,4 +1,4 @@
-"""Load models of transformers from a folder, its cache or the Hub, and explain a failure in one sentence."""
+"""Load transformers models from a folder, the cache or the Hub, and explain a failure in one sentence."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
     named = {config.attribute_map.get(key, key): value for key, value in overrides.items()}
     try:
         return type(config).from_dict(_merge(config.to_dict(), named))
-    except Exception as error:  # the validating library and each config's own checks raise their own kinds
+    except Exception as error:  # the validation library and each config raise their own kinds
         reason = " ".join(str(error).split())
         raise wrong_argument("overrides", dict(overrides), f"the config of {name!r} rejects them: {reason}") from error
 

@@ -1,4 +1,4 @@
-"""Train any model of transformers, which computes the loss itself."""
+"""Train any transformers model that computes its own loss."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
 
 
 class HFModel(WritingModel):
-    """Any model of transformers that computes its own loss, from batches that are mappings with `labels`.
+    """Any transformers model that computes its own loss, from batches that are mappings with `labels`.
 
     The loss of tokens is a mean over the labels that are not -100, and every other loss a mean over samples; with
     class weights, over the weights of the labels.
-    Algorithms that change targets or the loss function, such as label smoothing, cannot be used, because transformers'
-    model computes the loss itself. Only for classifiers with an argument that changes the loss, `class_loss` does.
+    Algorithms that change targets or the loss function, such as label smoothing, cannot be used, because the
+    transformers model computes the loss itself. Only for a classifier with an argument that changes the loss,
+    `class_loss` computes it.
 
     Args:
-        module: an `HFNetwork`, or a model of transformers.
+        module: an `HFNetwork`, or a transformers model.
         metrics: torchmetrics by name. None is bits per token for language models, the mean squared error for
             regression, else accuracy. Metrics see logits and labels; those of tokens are flattened to `(N * T, C)` and
             `(N * T,)`, so that the metric may need `ignore_index=-100`. With `generation`, those of
             `torchmetrics.text` see generated texts and references; None also adds ExactMatch, ROUGE and BLEU.
-        class_weights, label_smoothing, loss, gamma, classes: of classifiers; see `ClassificationModel`.
-        multi_label: whether a sequence has any number of classes.
+        class_weights, label_smoothing, loss, gamma, classes: for classifiers; see `ClassificationModel`.
+        multi_label: whether a sequence may have any number of classes.
         generation: options of `runner.models.hf.generation.Generator`, such as `{'max_new_tokens': 64}`, for
             evaluations and predictions of 'causal_lm' and 'seq2seq_lm'; None generates nothing.
-        tokenizer: of the generated texts, a folder or a name on the Hub.
+        tokenizer: tokenizer of the generated texts, a folder or a name on the Hub.
 
     Attributes:
         class_names: the names of the classes, in order; None if they are unknown.
 
     Raises:
         TypeError: an entry of `metrics` is of the wrong kind.
-        ValueError: an argument is out of range, the model is no classifier, or an option of generation is wrong.
+        ValueError: an argument is out of range, the model is not a classifier, or an option of generation is wrong.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class HFModel(WritingModel):
         name_labels(self.module.config, names)
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the tensors that the model of transformers returns: `logits` and, if there are labels, `loss`.
+        """Return the tensors that the transformers model returns: `logits` and, if there are labels, `loss`.
 
         Raises:
             TypeError: the batch is not a mapping.
@@ -120,7 +121,7 @@ class HFModel(WritingModel):
         return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
 
     def loss(self, outputs: dict[str, Tensor], batch: Any) -> Tensor:
-        """Return the loss that the model of transformers has computed, or that of `class_loss`.
+        """Return the loss that the transformers model has computed, or that of `class_loss`.
 
         Raises:
             ValueError: there is none, because the batch has no labels.

@@ -1,4 +1,4 @@
-"""A model of Hugging Face's transformers by name, for the tasks whose loss it computes itself."""
+"""A transformers model by name, for the tasks whose loss it computes itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runner.models.hf.tasks import TASKS
 
 
 class HFNetwork(nn.Module):
-    """A model of transformers, called with the entries of a batch by their names.
+    """A transformers model, called with the entries of a batch by their names.
 
     Each machine downloads a model on the Hub once, into transformers' own cache (environment variable `HF_HOME`). A
     model in the cache is used without asking the Hub again; `revision` chooses the version. A resumed run takes its
@@ -37,7 +37,7 @@ class HFNetwork(nn.Module):
             With `pretrained=False` also an architecture, such as `'bert'`.
         task: task of the model: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
             'token_classification'; 'semantic_segmentation' is for `SegmentationModel`.
-        pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, and so
+        pretrained: whether to load the trained weights; otherwise weights are drawn from torch's generator, and so
             depend on the run's seed alone. The layers that a task adds, such as a classifier, are always drawn.
         num_labels: the number of classes of a classifier, 1 for regression; None takes the number from the model's
             config.
@@ -54,7 +54,7 @@ class HFNetwork(nn.Module):
             their rows of the head, train with `lora` too.
 
     Attributes:
-        network: the model of transformers, inside a model of peft if there are adapters.
+        network: the transformers model, inside a peft model if there are adapters.
         task: task of the model; a class of transformers may have several.
 
     Raises:
@@ -114,16 +114,16 @@ class HFNetwork(nn.Module):
 
     @property
     def base(self) -> Any:
-        """The model of transformers itself."""
+        """The transformers model itself."""
         return self.network.get_base_model() if hasattr(self.network, "get_base_model") else self.network
 
     @property
     def config(self) -> Any:
-        """The config of the model of transformers."""
+        """The config of the transformers model."""
         return self.base.config
 
     def forward(self, **entries: Any) -> Any:
-        """Return the outputs of the model of transformers, with `loss` if the entries include labels.
+        """Return the outputs of the transformers model, with `loss` if the entries include labels.
 
         Args:
             **entries: arguments of the model, such as `input_ids` and `attention_mask`, both `(N, T)`, and `labels`.

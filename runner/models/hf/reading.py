@@ -37,7 +37,7 @@ def one_sequence_per_row() -> Iterator[None]:
 
 
 def skip_value_checks(network: nn.Module) -> None:
-    """Make a model of transformers skip two checks that read tensor values.
+    """Make a transformers model skip two checks that read tensor values.
 
     One looks for several sequences in a row, and is skipped inside `one_sequence_per_row`; the other warns of padding.
     On the meta device, experts are also computed in a way that reads no values.

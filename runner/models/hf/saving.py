@@ -1,4 +1,4 @@
-"""Save trained models of transformers in its own format, so that `from_pretrained` loads them."""
+"""Save trained transformers models in their own format, so that `from_pretrained` loads them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save_pretrained(
 
     Raises:
         FileExistsError: the folder is not empty.
-        FileNotFoundError: there is no checkpoint, or the model is no longer at the name that the run used.
+        FileNotFoundError: there is no checkpoint, or the model is no longer under the name that the run used.
         ValueError: the run's model has no HFNetwork, no adapters to write alone, or layers that an algorithm has
             changed.
     """
@@ -68,8 +68,8 @@ def save_pretrained(
             if tokenizer is not None:
                 load_pretrained_tokenizer(tokenizer, model.added_tokens).save_pretrained(str(aside))
             network = network.merge_and_unload() if has_adapters and form == "merged" else network
-            whole = {"save_embedding_layers": False} if form == "adapter" else {}  # the rows of added tokens are saved
-            network.to(dtype).save_pretrained(str(aside), **whole)
+            options = {"save_embedding_layers": False} if form == "adapter" else {}  # rows of added tokens are saved
+            network.to(dtype).save_pretrained(str(aside), **options)
         if folder.exists():
             folder.rmdir()
         os.replace(aside, folder)

@@ -41,7 +41,7 @@ LANGUAGE = ("causal_lm", "masked_lm", "seq2seq_lm")
 
 
 def task_of(network: Any) -> str | None:
-    """Return the task of a model of transformers, judging by its class; None for a task that is not among `TASKS`."""
+    """Return the task of a transformers model, judging by its class; None for a task that is not among `TASKS`."""
     base = network.get_base_model() if hasattr(network, "get_base_model") else network
     transformers = import_hf("transformers")
     for name, task in TASKS.items():
@@ -88,7 +88,7 @@ def is_multi_label(task: str | None, config: Any) -> bool:
 
 
 def is_classifier(task: str | None, config: Any) -> bool:
-    """Return whether a model gives sequences or tokens one class of several, or several classes."""
+    """Return whether a model classifies sequences or tokens, into one class each or several."""
     return task in ("sequence_classification", "token_classification") and not is_regression(task, config)
 
 

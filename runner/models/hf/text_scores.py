@@ -27,7 +27,7 @@ class TextMean(Metric):
     gather. This metric adds up the same scores.
 
     Args:
-        scores: 'exact_match', or the names of kinds of ROUGE.
+        scores: 'exact_match', or variants of ROUGE, such as 'rouge1'.
     """
 
     full_state_update = False

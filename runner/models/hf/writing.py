@@ -1,4 +1,4 @@
-"""A model that also writes texts: what models of transformers share whose evaluations and predictions generate."""
+"""The base of transformers models whose evaluations and predictions can also generate texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WritingModel(Model, ABC):
-    """A base of models whose evaluations and predictions generate texts if `generate_with` has been called.
+    """A model whose evaluations and predictions generate texts if `generate_with` has been called with options.
 
     A text is generated when a metric of texts, a prediction or a callback needs it, once per batch, in the type of the
     weights.
@@ -50,7 +50,7 @@ class WritingModel(Model, ABC):
 
     @property
     def generation_config(self) -> dict[str, Any] | None:
-        """The arguments of transformers' `generate` by which texts are generated, if any; sampling is transformers'."""
+        """Arguments with which transformers' `generate` writes such texts, if any; it samples with its own streams."""
         return None if self._generator is None else self._generator.arguments
 
     @abstractmethod
@@ -65,7 +65,7 @@ class WritingModel(Model, ABC):
         return self._texts[1]
 
     def with_text_metrics(self, metrics: Mapping[str, Metric], train: bool) -> Mapping[str, Metric]:
-        """Return metrics with those of generated texts, for an evaluation of a model that generates."""
+        """Return the metrics, plus those of generated texts for an evaluation of a model that generates."""
         if train or not self.generates:
             return metrics
         from runner.models.hf.text_scores import text_metrics

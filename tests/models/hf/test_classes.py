@@ -169,7 +169,7 @@ def test_a_multi_label_model_of_texts_is_trained_and_exported(run_here: Any, ber
 @pytest.mark.parametrize(
     ("content", "targets", "message"),
     [
-        ("text,y\na,\"['b']\"\nb,c\n", "y", "is no list such as ['cat', 'dog'], unlike others"),
+        ("text,y\na,\"['b']\"\nb,c\n", "y", "is not a list such as ['cat', 'dog'], unlike others"),
         ("text,y\na,b\nb,c\n", "y", "model.multi_label=True: in this data, a sample has one class"),
         ("text,y,z\na,1,0\nb,2,1\n", ["y", "z"], "targets=['y', 'z']: each column must hold 0 and 1"),
         ("text,y\na,1\nb,2\n", ["y", "gone"], "targets='gone': no such column; the columns are text, y"),

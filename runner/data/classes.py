@@ -23,7 +23,7 @@ def names_of_classes(loader: Any) -> list[str] | None:
 
 
 def is_multi_label(loader: Any) -> bool:
-    """Return whether targets are truth values `(N, C)`: a sample has any number of the classes."""
+    """Return whether targets are truth values `(N, C)`, so that a sample may have any number of classes."""
     if isinstance(loader, TensorLoader) and len(loader.tensors) > 1:
         labels = loader.tensors[-1]
         return labels.ndim == 2 and not labels.is_floating_point() and bool(labels.max() <= 1)
@@ -33,8 +33,8 @@ def is_multi_label(loader: Any) -> bool:
 def labels_of(loader: Any) -> Tensor | None:
     """Return the labels of all samples: class numbers `(N,)`, or truth values `(N, C)`.
 
-    They are the last tensor of data in memory, or the attribute `targets` of a data set. The largest one stands for the
-    labels of made-up data.
+    They are the last tensor of data in memory, or the attribute `targets` of a data set. Made-up data is represented by
+    one sample with the largest label.
 
     Returns:
         int64; None if there are no whole numbers that can be read apart from the inputs, or if ranks read shares.
@@ -60,7 +60,7 @@ def balanced_weights(labels: Tensor, number: int) -> list[float]:
     (n - n_c) / n_c: the ratio of scikit-learn's weights for the answers yes and no.
 
     Raises:
-        ValueError: no sample, or with several classes per sample every one, has one of the classes.
+        ValueError: no sample has some class or, with several classes per sample, every sample has it.
     """
     total = len(labels)
     counts = (labels.sum(dim=0) if labels.ndim == 2 else labels.bincount(minlength=number)).double()
@@ -72,7 +72,7 @@ def balanced_weights(labels: Tensor, number: int) -> list[float]:
 
 
 def holder_of(loader: Any, name: str) -> Any:
-    """Return a loader, its data set, or a data set of which folds make that, with an attribute; else None."""
+    """Return a loader, its data set, or the data set that folds divide, whichever has an attribute; else None."""
     holder = loader
     while holder is not None and getattr(holder, name, None) is None:
         parts = getattr(holder, "datasets", None)
@@ -81,7 +81,7 @@ def holder_of(loader: Any, name: str) -> Any:
 
 
 def _targets(dataset: Any) -> Tensor | None:
-    """Return the labels of a data set, or of those parts of data sets that folds make it of."""
+    """Return the labels of a data set, or of the parts of data sets from which folds made it."""
     if isinstance(dataset, Subset):
         targets = _targets(dataset.dataset)
         return None if targets is None else targets[torch.as_tensor(dataset.indices)]

@@ -51,7 +51,7 @@ class FakeLoader(OrderedLoader):
     """
 
     is_fake = True  # so checkpoints do not record its order of samples
-    is_multi_label = False  # whether the samples have any number of classes
+    is_multi_label = False  # whether a sample may have any number of classes
 
     def __init__(
         self, make: Callable[[int], Any], num_samples: int, batch_size: int, transform: Transform | None = None

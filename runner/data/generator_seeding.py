@@ -111,7 +111,7 @@ def unseeded(loader: Any) -> list[str]:
         transforming = find_generators({"transform": getattr(loader, "transform", None)})
         return [path for path, _ in transforming] + [path for path, value in reading if _seeder(value) is None]
     if hasattr(loader, "state_dict") or hasattr(loader, "order_settings"):
-        return []  # it may save them, or seeds them
+        return []  # it may save them, or seed them itself
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = loader, getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)
     seeded = {id(getattr(owner, "generator", None)) for owner in owners}  # for each epoch

@@ -75,7 +75,7 @@ class SampleOrder:
         return order
 
     def give_same_samples(self, ranks: int) -> None:
-        """Give each group of `ranks` successive ranks the same samples; `world_size` must be a multiple of `ranks`."""
+        """Give each group of `ranks` consecutive ranks the same samples; `world_size` must be a multiple of `ranks`."""
         rank, world_size = self._process
         self.rank = rank // ranks
         self.world_size = world_size // ranks

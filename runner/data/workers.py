@@ -55,7 +55,7 @@ class BatchKeys:
 
 
 class WorkerPool:
-    """Torch's `DataLoader` and its worker processes, which are killed with this object.
+    """Torch's `DataLoader` and its worker processes, which are killed when this object is freed.
 
     Args:
         batches: reads the batches.

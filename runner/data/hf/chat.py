@@ -73,11 +73,11 @@ class ConversationSource(SplitArguments):
 
 @dataclass(frozen=True)
 class Chat(ConversationSource):
-    """Return a training, an evaluation and perhaps a test loader of conversations; only answers are trained.
+    """Return a training, an evaluation and perhaps a test loader of conversations; only answers are trained on.
 
     Args:
         messages: a column of lists of messages, each with a role and a content.
-        prompt, response: instead of messages: two columns of texts, of which only the response is trained.
+        prompt, response: instead of messages: two columns of texts, of which only the response is trained on.
         pack: whether a window holds several conversations, packed by best fit; otherwise it holds one.
 
     For the other arguments see `SplitArguments` and `WindowSizes`.
@@ -133,7 +133,7 @@ class ConversationWindows(PackedWindows):
         starts = numpy.concatenate([[0], ends[:-1] + 1])[: len(ends)]
         lengths = numpy.clip(ends - starts - 1, 0, context)
         trained = numpy.concatenate([[0], numpy.cumsum(values >= 0)])
-        firsts = numpy.minimum(starts + 1, ends)  # the first token of a conversation is no target
+        firsts = numpy.minimum(starts + 1, ends)  # the first token of a conversation is never a target
         has_answer = trained[ends] > trained[firsts]
         is_used = trained[firsts + lengths] > trained[firsts]
         is_cut = ends - starts - 1 > context

@@ -40,7 +40,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     Attributes:
         classes: names of the classes in order; None if the data has none.
         is_multi_label: whether targets are truth values, one for each class.
-        preparation: of the images among the inputs; None if the inputs are numbers.
+        preparation: how images among the inputs are prepared; None if the inputs are numbers.
         normalization: the transform of batches, which normalizes images; None if no column has images.
 
     Raises:

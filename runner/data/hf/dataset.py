@@ -8,7 +8,7 @@ names become int64, other numbers float32, both `(N,)`; lists of equal length ad
 `(N, 3, H, W)`, red, green and blue: the shorter side is resized to `image_size` pixels, the center is cropped, and
 pixels are normalized by ImageNet's mean and standard deviation. There is no augmentation here.
 
-With columns of texts as `inputs`, and a tokenizer, batches are mappings for models of transformers: int64 `input_ids`
+With columns of texts as `inputs`, and a tokenizer, batches are mappings for transformers models: int64 `input_ids`
 and `attention_mask` `(N, T)`, further outputs of the tokenizer, and `labels`. T is the length of the longest sample in
 the batch, at most `context`; the labels of padding are -100, which losses ignore. `task` determines the labels:
 

@@ -75,7 +75,7 @@ def _lists(cells: Sequence[Any], column: str) -> list[list[Any]]:
                 value = ast.literal_eval(value.strip())
             except (ValueError, SyntaxError):
                 value = ()
-        reason = f"row {number} is no list such as ['cat', 'dog'], unlike others"
+        reason = f"row {number} is not a list such as ['cat', 'dog'], unlike others"
         refuse_if(not isinstance(value, list), "targets", column, reason)
         lists.append(value)
     return lists

@@ -65,7 +65,7 @@ class Preferences(ConversationSource):
 
 
 class PreferencePairs(Dataset[tuple[Tensor, ...]]):
-    """Pairs of windows of one conversation each; rows of which one was left out are left out.
+    """Pairs of windows of one conversation each; a row is left out if one of its windows was.
 
     Args:
         chosen, rejected: windows of the same rows.

@@ -50,15 +50,15 @@ class SplitArguments(WindowSizes):
     """The arguments that say where the rows of a data set are, and how their texts become tokens.
 
     Args:
-        name: a name on the Hub; a folder, also one that `datasets` saved; or csv, json, parquet, imagefolder, ... with
-            data_files or data_dir.
+        name: a name on the Hub; a folder, such as one that `datasets` saved; or csv, json, parquet, imagefolder, ...
+            with data_files or data_dir.
         config: the data set's configuration, such as wikitext-2-raw-v1; None is its default.
         data_files, data_dir: a file, a list of files, or a dict of them by split; or a folder to read whole.
         split, eval_split, test_split: splits to train, evaluate and test on, such as train or train[:10%]. Without an
             eval_split, rows of split are drawn by seed for evaluation; without a test_split there is no test loader.
         eval_share: share of the rows to draw for evaluation, in (0, 1); not used with an eval_split.
         tokenizer: a folder or a name on the Hub, for transformers' AutoTokenizer.
-        added_tokens: texts that become tokens of the tokenizer, in this order, unless they are.
+        added_tokens: texts that become tokens of the tokenizer, in this order, unless they already are.
         cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
         seed: seed of the order, and of the rows drawn for evaluation.
     """
@@ -111,7 +111,7 @@ def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> 
 
 
 def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
-    """Draw the rows to hold out, and yield the rows to train on and then these."""
+    """Draw the rows to hold out, and yield the rows to train on and then the held-out ones."""
     rows = part.rows
     count = _count_evaluated(len(rows), eval_share)
     generator = torch.Generator().manual_seed(stream_seed(seed, "eval_share"))

@@ -1,4 +1,4 @@
-"""Turn columns of texts into tokens with labels: batches for models of transformers, for each of their tasks."""
+"""Turn columns of texts into tokens with labels: batches for transformers models, for each of their tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNLABELED = ("masked_lm", "causal_lm")
 
 
 class Texts(Dataset[dict[str, Tensor]]):
-    """The rows of a data set as samples for a model of transformers, which `stack` makes into batches.
+    """The rows of a data set as samples for a transformers model, which `stack` makes into batches.
 
     Args:
         rows: a `datasets.Dataset`.
@@ -92,7 +92,7 @@ class Texts(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self.rows[index]
-        for key, column in _named_columns(self.inputs, self._targets):  # only in a stream are they not checked yet
+        for key, column in _named_columns(self.inputs, self._targets):  # a stream's values are not checked yet
             refuse_if(
                 row[column] is None,
                 key,
@@ -124,7 +124,7 @@ class Texts(Dataset[dict[str, Tensor]]):
 
 
 class Encoder:
-    """Makes samples for one task with a tokenizer of transformers, and pads them.
+    """Makes samples for one task with a transformers tokenizer, and pads them.
 
     Args:
         tokenizer: a folder, or a name on the Hub.

@@ -103,7 +103,7 @@ def load_imagefolder(
         ModuleNotFoundError: torchvision is not installed.
         FileNotFoundError: a folder is missing, or a class has no images.
         ValueError: a size is below 1, a folder has other classes than `train`, or an entry of the transforms is not a
-            function; or, while reading, transforms return something else than the image above.
+            function; or, while reading, transforms return something other than the image above.
     """
     _check(image_size, eval_image_size, transforms, eval_transforms)
     train_folder, *other_folders = _folders(path, test_folder)
@@ -180,7 +180,7 @@ class ImageFolder(Dataset[tuple[Any, ...]]):
 
 
 class OwnTransforms:
-    """The user's transforms, one after another, of a Pillow image to uint8 `(3, size, size)`."""
+    """The user's transforms, applied one after another, from a Pillow image to uint8 `(3, size, size)`."""
 
     def __init__(self, name: str, transforms: Sequence[Callable[[Any], Any]], size: int) -> None:
         self._name = name

@@ -36,7 +36,7 @@ class Normalization:
 
     @property
     def normalization(self) -> Normalization:
-        """This object: a loader takes the attribute of its transform."""
+        """This object itself: a loader copies this attribute of its transform."""
         return self
 
     def __call__(self, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -69,4 +69,4 @@ def _tensors(
 IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 """Statistics of ImageNet: red, green and blue."""
 UNCHANGED = Normalization(mean=0.0, std=1.0)
-"""The declaration of a loader whose images are in [0, 1]."""
+"""What a loader declares if its images are in [0, 1]."""

@@ -29,10 +29,10 @@ TURNS = {
 
 
 class Preparation(NamedTuple):
-    """How an evaluation cuts and normalizes images; plain values, so that JSON can hold them.
+    """How an evaluation resizes, crops and normalizes images; plain values, so that JSON can hold them.
 
     Attributes:
-        size: height and width of the center that is cut out, in pixels; None keeps images whole.
+        size: height and width of the center crop, in pixels; None keeps images whole.
         shorter: pixels to which the shorter side is resized first, with the rounding of torchvision's `Resize` and
             `CenterCrop`; None resizes it to `size`.
         mean, std: of each channel, for pixels in [0, 1].
@@ -44,7 +44,7 @@ class Preparation(NamedTuple):
     std: Sequence[float]
 
     def __call__(self, image: Any) -> Tensor:
-        """Return a Pillow image of mode RGB, cut, as uint8 `(3, H, W)`."""
+        """Return a Pillow image of mode RGB, resized and cropped, as uint8 `(3, H, W)`."""
         size, shorter = self.size, self.shorter
         if size is not None:
             least = min(image.size)

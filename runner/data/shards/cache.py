@@ -159,7 +159,7 @@ class ShardCache:
             return None
 
     def _evict(self, files: list[tuple[int, int, Path]], room: int, kept: Collection[str]) -> int:
-        """Remove the least recently used files until the others fit in `room` bytes; return the size of these in bytes.
+        """Remove the least recently used files until the rest fits in `room` bytes, and return the size of the rest.
 
         If there are many files, it removes more than necessary, so that not every new shard has to scan the folder.
         """
@@ -202,7 +202,7 @@ class ShardCache:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Say of a full disk or a folder that cannot be written to which argument to change."""
+        """Say which argument to change if the disk is full or the folder cannot be written to."""
         try:
             yield
         except OSError as error:

@@ -189,7 +189,7 @@ class ShardedDataset(Dataset[Any]):
         kept = self._cache.folder / f"{name}.sha256"
         known = kept.read_text(errors="replace") if kept.exists() else ""
         if known != digest and re.fullmatch("[0-9a-f]{64}", known):
-            raise ValueError("its content is not what it was, although its size is; put it back, or start again")
+            raise ValueError("its content has changed, although its size has not; restore it, or start a new run")
         write_atomically(kept, digest)
 
     def _locate(self, indices: Any) -> Iterator[tuple[int, list[int]]]:

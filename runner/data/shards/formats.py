@@ -108,7 +108,7 @@ class Tables(Format):
         return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
 
     def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
-        with _explain_errors("a damaged file of parquet or arrow"):
+        with _explain_errors("a damaged parquet or arrow file"):
             with raw.open("rb") as file:
                 is_parquet = file.read(4) == b"PAR1"
             if is_parquet:
@@ -140,7 +140,7 @@ class _OpenTable(OpenShard):
 
 
 def _map_arrow(path: Any) -> tuple[Any, bool]:
-    """Return the table of an arrow file or stream, mapped into memory, and whether that took no decoding."""
+    """Return the table of an arrow file or stream, mapped into memory, and whether nothing had to be decoded."""
     ipc = import_hf("pyarrow.ipc")
     content = import_hf("pyarrow").memory_map(str(path)).read_buffer()
     is_file = content[:6].to_pybytes() == b"ARROW1"

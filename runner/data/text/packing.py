@@ -34,7 +34,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         The indices of the pieces in each window.
     """
     windows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity)]  # windows by their room
+    with_room: list[list[int]] = [[] for _ in range(capacity)]  # windows by the room left in them
     rooms = 0  # bit r is set if a window has room r
     for piece in numpy.argsort(-numpy.asarray(lengths), kind="stable").tolist():
         length = int(lengths[piece])

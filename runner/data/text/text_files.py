@@ -1,7 +1,7 @@
-"""Language modeling on your own text files, as bytes or with a tokenizer of Hugging Face.
+"""Language modeling on your own text files, as bytes or with a Hugging Face tokenizer.
 
-Tokens are stored as uint8, uint16 or int32. Bytes are in memory. Tokens of a tokenizer are in a memory-mapped file in
-`cache`, whose name depends on the files' paths, sizes and modification times and on the tokenizer's vocabulary and
+Tokens are stored as uint8, uint16 or int32. Bytes are kept in memory, and tokens of a tokenizer in a memory-mapped file
+in `cache`, whose name depends on the files' paths, sizes and modification times and on the tokenizer's vocabulary and
 version. One process tokenizes, and others that need the same tokens wait for it. Up to 1 GiB of tokens is moved to the
 device if it has room; otherwise batches are moved one by one, in their stored type.
 """
@@ -60,7 +60,7 @@ class TextFiles(WindowSizes):
         test_path: a file or folder of texts to test on; None: a share of the training text, if `test_share` is not 0.
         test_share: share of the tokens held out for testing, the last tokens; 0: none.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None uses bytes.
-        added_tokens: texts that become tokens of the tokenizer, in this order, unless they are.
+        added_tokens: texts that become tokens of the tokenizer, in this order, unless they already are.
         pack_documents: whether windows hold whole files that do not attend to each other, see `PackedWindows`.
         cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
         seed: seed of the order of the training windows.

@@ -1,4 +1,4 @@
-"""Turn texts into tokens: bytes, or a tokenizer of Hugging Face."""
+"""Turn texts into tokens: bytes, or those of a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class HFTokenizer(Tokenizer):
-    """A tokenizer of transformers. It adds no tokens for chats or for the start and end of sentences.
+    """A transformers tokenizer. It adds no tokens for chats or for the start and end of sentences.
 
     Args:
         name: a folder, or a name on the Hub, such as gpt2.
-        added_tokens: texts that become tokens of their own, unless they are.
+        added_tokens: texts that become tokens of their own, unless they already are.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -122,7 +122,7 @@ def load_tokenizer(name: str | None, added_tokens: Sequence[str] = ()) -> Tokeni
 
 
 def load_pretrained_tokenizer(name: str, added_tokens: Sequence[str] = ()) -> Any:
-    """Return a tokenizer of transformers, given a folder or a name on the Hub, with further tokens at its end.
+    """Return a transformers tokenizer, given a folder or a name on the Hub, with further tokens at its end.
 
     Raises:
         ValueError: the further tokens are not different texts.

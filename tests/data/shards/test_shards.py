@@ -233,7 +233,7 @@ def damage_shard(folder: Path, damage: str) -> None:
     ("kind", "damage", "message"),
     [
         ("parquet", "torn", "001.parquet': not a readable parquet or arrow file"),
-        ("parquet", "flipped", "001.parquet': a damaged file of parquet or arrow"),
+        ("parquet", "flipped", "001.parquet': a damaged parquet or arrow file"),
         ("parquet", "empty", "001.parquet': it contains no samples; leave it out"),
         ("parquet", "other columns", "001.parquet': has double in column 'targets', where '"),
         ("arrow", "torn", "001.arrow': not a readable parquet or arrow file"),

@@ -24,9 +24,9 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def shapes_of(batch: Any) -> tuple[Any, ...] | None:
-    """Return the shapes of a batch's tensors, nested like the batch; None if equal shapes may have different sizes.
+    """Return the shapes of a batch's tensors, nested like the batch; None if shapes do not determine the batch's size.
 
-    They may if a tensor is nested, or if an object with a method `to` is not a mapping, tuple or list of tensors.
+    They do not if a tensor is nested, or if an object with a method `to` is not a mapping, tuple or list of tensors.
     """
     if isinstance(batch, Tensor):
         return None if batch.is_nested else (batch.shape,)

@@ -1,4 +1,4 @@
-"""Import Hugging Face's libraries, which are optional, and limit their progress bars. No other module does."""
+"""Import Hugging Face's libraries, which are optional, and limit their progress bars. No other module imports them."""
 
 from __future__ import annotations
 

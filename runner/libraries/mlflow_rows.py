@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-LARGEST = 1.7976931348623157e308  # MLflow stores it for infinity
+LARGEST = 1.7976931348623157e308  # MLflow stores it in place of infinity
 VALUES = "(key, value, timestamp, step, is_nan, run_uuid) VALUES (?, ?, ?, ?, ?, ?)"
 INSERT = f"""
 INSERT INTO metrics {VALUES} ON CONFLICT (key, timestamp, step, run_uuid, value, is_nan) DO NOTHING

@@ -31,7 +31,7 @@ def prepare_import(target: str) -> None:
 
 
 def find_in_working_directory(config: Any) -> None:
-    """Add the working directory to the end of `sys.path` if only that has a module that a config names.
+    """Add the working directory to the end of `sys.path` if a module that a config names is found only there.
 
     It is not on the path otherwise: a file in it, such as one of a run that someone else made, would run as soon as a
     library tries to import a package of the same name.

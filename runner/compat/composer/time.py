@@ -1,6 +1,6 @@
 """Composer's lengths and positions in training: counts are `Time` objects, wall-clock times are `timedelta`."""
 
-# Composer names its counts as we do and types them differently.
+# Composer's counts have the same names as ours, but other types.
 # pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations

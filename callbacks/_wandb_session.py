@@ -45,7 +45,7 @@ class WandbSession:
             self._tasks.put((task, *arguments))
 
     def close(self, exit_code: int, in_a_hurry: bool) -> None:
-        """End the run, if it began, and wait for its end: up to the timeout, or in a hurry up to two seconds."""
+        """End the run, if it began, and wait for that: up to the timeout, or at most two seconds if in a hurry."""
         self.submit("finish", exit_code)
         if self._thread is None:
             return

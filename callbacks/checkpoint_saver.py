@@ -29,7 +29,7 @@ log = logging.getLogger("runner")
 class CheckpointSaver(Callback):
     """Saves checkpoints at an interval and at the end of training, and keeps the newest and the best.
 
-    A checkpoint is a folder that is either complete or absent; the links `latest` and `best` beside it point to
+    A checkpoint is a folder that is either complete or absent; the links `latest` and `best` next to it point to
     complete ones. The last checkpoint of a run is written at FIT_END, with the final metrics. After a signal there is a
     checkpoint of the batch at which training stopped; after an error there is one of the batch before it, unless
     weights, buffers or metrics were already changed. If a callback fails at the end of an epoch, the checkpoint is of

@@ -34,8 +34,8 @@ class Generate(Callback):
         prompts: texts to continue, at least one and none of them empty.
         interval: how often to generate, as a time string or a number of epochs; 0 means only at the end.
         max_new_tokens: number of tokens to generate for each prompt, at least 1.
-        temperature: divisor of the logits, at least 0; 0 always takes the likeliest token.
-        top_k: number of likeliest tokens to sample from, at least 1; None samples from all.
+        temperature: divisor of the logits, at least 0; 0 always takes the most likely token.
+        top_k: number of most likely tokens to sample from, at least 1; None samples from all.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; or an object with `encode(text) ->
             list of int` and `decode(list of int) -> text`; None takes bytes as tokens.
 
@@ -140,8 +140,8 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Gener
 
     Args:
         logits: logits (N, V) of the next token.
-        temperature: divisor of the logits; 0 takes the likeliest token.
-        top_k: number of likeliest tokens to sample from; None samples from all.
+        temperature: divisor of the logits; 0 takes the most likely token.
+        top_k: number of most likely tokens to sample from; None samples from all.
         generator: source of randomness, on the device of the logits.
     """
     if top_k is not None and top_k < logits.shape[-1]:

@@ -28,7 +28,7 @@ class LoadCheckpoint(Callback):
 
     Args:
         checkpoint: folder of a run, whose newest complete checkpoint is used, folder of a checkpoint, or a file of
-            weights, `.pt`, `.pth` or `.safetensors`, such as one of timm, torchvision or `runner export`.
+            weights, `.pt`, `.pth` or `.safetensors`, such as one from timm, torchvision or `runner export`.
         strict: whether differing names of weights are an error; if False, matching weights are loaded and the others
             are reported.
         ignore_keys: patterns of names of weights not to load, such as ['module.head.*']; a later pattern wins, and `!`

@@ -39,7 +39,7 @@ BAR_AND_GAP = 14  # terminal columns kept free for a shorter one
 class ProgressBar(LoggerDestination):
     """Prints a line for each evaluation and each epoch, and shows how far along the run is.
 
-    The lines are columns under one header: the most important ones that fit into the terminal. The epoch loss is the
+    The lines have columns under one header: the most important ones that fit into the terminal. The epoch loss is the
     mean of the training losses of the epoch's batches so far, and batches per second leave out evaluations. On a
     terminal and in a notebook, the next line is shown as it grows, with a bar for the whole run. Elsewhere, as in a
     pipe or with CI=true, it is printed when nothing else was printed for a while. Only rank 0 prints. It does no work

@@ -121,7 +121,7 @@ class Writer:
         self._threads = [thread, *(other for other in self._threads if other.is_alive())]
 
     def watch(self) -> None:
-        """Exit some seconds after the trainer has ended, even in the middle of a call that gets no answer.
+        """Exit a few seconds after the trainer has ended, even in the middle of a call that gets no answer.
 
         Standard input may stay open, because data workers can outlive the trainer and hold its other end.
         """

@@ -1,7 +1,7 @@
 """Copy large tensors into their batch as they are read, instead of keeping all samples until they are stacked.
 
 A sample just read is still in the CPU's cache, and the next sample can use its memory. The batch equals the one that
-torch's `default_collate` makes. This needs private parts of torch: if one is missing, samples are stacked as usual.
+torch's `default_collate` makes. This needs private functions of torch: if one is missing, samples are stacked as usual.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class OwnGenerators:
         return not self._seeders.keys() <= before
 
     def prepare(self, seed: int, epoch: int, indices: numpy.ndarray[Any, Any]) -> None:
-        """Draw the seeds for samples from their numbers `(n,)`, uint64; each generator has its own stream."""
+        """Derive the seeds for samples from their numbers `(n,)`, uint64; each generator has its own stream."""
         self._prepared = [
             (set_seed, stream_seed(seed, f"sample/{path}", epoch, indices).tolist())
             for path, set_seed in self._seeders.items()
@@ -138,7 +138,7 @@ def find_generators(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (end of the path, part) for each object that `value` refers to, without calling methods of users."""
+    """Yield (end of the path, part) for each object that `value` refers to, without calling the user's methods."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()]) if len(value) <= MOST_ITEMS else ()
     elif isinstance(value, list | tuple):  # no sets: their order differs between processes

@@ -1,4 +1,4 @@
-"""Process-wide settings of torch that decide the last bits of results, set for a run and restored afterwards."""
+"""Process-wide torch settings that decide the last bits of results, set for a run and restored afterwards."""
 
 from __future__ import annotations
 

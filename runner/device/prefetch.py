@@ -18,7 +18,7 @@ class Prefetch:
     """Copies batches to a GPU on a separate stream.
 
     The host never waits for the GPU, so it requests a batch while earlier steps are still queued on the GPU. On their
-    stream, the copy would run after them. On a stream of its own it runs beside them, and only the steps that use the
+    stream, the copy would run after them. On a separate stream it runs alongside them, and only the steps that use the
     batch wait for it. No batch is read before it is requested, so nothing else about reading changes.
 
     Tensors that are not in pinned memory are first copied to it: otherwise, above 64 KB, the host would wait for the

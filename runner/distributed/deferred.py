@@ -1,4 +1,4 @@
-"""Weights that have no values yet: each is drawn or read when needed, and cut to this rank's part at once."""
+"""Weights that have no values yet: each is drawn or read when needed, and cut to this rank's part immediately."""
 
 from __future__ import annotations
 

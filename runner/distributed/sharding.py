@@ -285,7 +285,7 @@ def whole(tensor: Any) -> Tensor:
         return tensor.detach()
     gathered = tensor.full_tensor()
     # If rows do not divide, the result is a view of padded memory, and the padding would be kept and saved with it. If
-    # every rank holds the whole tensor, beside layers that are split, the result is the rank's own memory.
+    # every rank holds the whole tensor, as next to split layers, the result is the rank's own memory.
     storage = gathered.untyped_storage()
     is_new = storage.data_ptr() != tensor.to_local().untyped_storage().data_ptr()
     return gathered if is_new and storage.nbytes() == gathered.nbytes else gathered.clone()

@@ -171,7 +171,7 @@ def _cpu_time(thread: int) -> float:
 
 
 def _describe_wait(code: CodeType) -> str:
-    """Return what a function of torch waits for; an empty string for other functions."""
+    """Return what one of torch's functions waits for; an empty string for other functions."""
     file = code.co_filename.replace(os.sep, "/")
     if file.endswith("/torch/distributed/distributed_c10d.py"):
         return f"waits for other ranks in {code.co_name}"

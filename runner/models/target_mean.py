@@ -1,4 +1,4 @@
-"""Find out what a loss of torch averages over.
+"""Find out what torch's losses average over.
 
 Most of torch's losses average over samples. Cross entropy and negative log-likelihood average over targets: with losses
 l_i, targets y_i and class weights w, they are sum_i w[y_i] l_i / sum_i w[y_i], without the targets of `ignore_index`.
@@ -29,13 +29,13 @@ _OPTIONS = ("weight", "ignore_index", "label_smoothing", "gamma")
 
 
 class TargetMean:
-    """A loss of torch that is a mean over targets, and the weight of a batch in a mean over batches.
+    """One of torch's losses that are means over targets, and the weight of a batch in a mean over batches.
 
     The mean equals torch's, except that it is 0 if no target counts: torch's NaN for such a microbatch or rank would
     spoil the whole batch.
 
     Args:
-        loss_fn: the loss: a module or a function of torch, or a `functools.partial` of the function.
+        loss_fn: the loss: torch's module or function, or a `functools.partial` of the function.
         function: the function that the loss calls: `cross_entropy`, `nll_loss` or `focal_loss`.
     """
 
@@ -90,7 +90,7 @@ class TargetMean:
 
 
 def read_loss(loss_fn: Any) -> TargetMean | Literal["samples"] | None:
-    """Return the items that a loss function averages over, or None if it is neither a mean of torch nor `FocalLoss`.
+    """Return what a loss function averages over, or None if it is neither one of torch's means nor `FocalLoss`.
 
     Torch's other losses are means over samples, or over a fixed number of elements per sample. Their `pos_weight` and
     `weight` change the elements, but not the divisor.

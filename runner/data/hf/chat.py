@@ -166,7 +166,8 @@ def warn_of_ignored(features: Mapping[str, Any], columns: Sequence[str]) -> None
         names = sorted({*entries} - {"role", "content"}) if isinstance(entries, Mapping) else []
         ignored += [f"{column}.{name}" for name in names]
     if ignored:
-        log.warning("%s: ignored, the chat template sees the role and content of messages only", ", ".join(ignored))
+        reason = "the chat template sees only the role and content of messages"
+        log.warning("%s: ignored, because %s", ", ".join(ignored), reason)
 
 
 def warn_of_lost(windows: Sequence[ConversationWindows], context: int) -> None:

@@ -121,7 +121,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise wrong_argument(key, column, f"row {index} does not become a tensor: {error}") from error
+            raise wrong_argument(key, column, f"row {index} cannot become a tensor: {error}") from error
 
 
 def undecoded(rows: Any) -> Any:

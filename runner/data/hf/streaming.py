@@ -102,7 +102,7 @@ class StreamBatches(SeededBatches):
             rows = self._stream.rows
             if self._shuffle_buffer:
                 # Shuffling makes a new object. The original keeps its epoch in memory that all workers share, and
-                # `set_epoch` adds the difference to it, which two workers at once would add twice.
+                # `set_epoch` adds the difference to it, which two workers may do at the same time.
                 rows = rows.shuffle(self.seed, buffer_size=self._shuffle_buffer)
                 rows.set_epoch(epoch)
             rank, ranks = self._process

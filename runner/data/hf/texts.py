@@ -279,7 +279,7 @@ def check_task(
         reason = f"task={task!r} predicts tokens of the inputs; leave targets out"
         refuse_if(targets is not None, "targets", targets, reason)
     else:
-        refuse_if(targets is None, "targets", None, f"task={task!r} needs a column of targets beside inputs")
+        refuse_if(targets is None, "targets", None, f"task={task!r} needs a column of targets besides inputs")
     refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
     if len(inputs) > 1 and task == "causal_lm":
         remedy = f"for prompts and answers take data=chat data.prompt={inputs[0]} data.response={inputs[1]}"

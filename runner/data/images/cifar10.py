@@ -24,7 +24,7 @@ from runner.files.values import Address, LocalPath
 from runner.libraries.hugging_face import import_hf
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside the archive
+MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published next to the archive
 FOLDER = "cifar-10-batches-bin"
 TRAIN_FILES = tuple(f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = (f"{FOLDER}/test_batch.bin",)

@@ -16,7 +16,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", "
 
 
 def open_image(source: Any, name: str = "image") -> Any:
-    """Return an image as a Pillow image of mode RGB, made upright by its EXIF data.
+    """Return an image as a Pillow image of mode RGB, turned upright as its EXIF data says.
 
     16-bit gray images are scaled to 8 bits. Transparency is dropped.
 

@@ -25,7 +25,7 @@ TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""The transposition that makes an image upright, by the value of that tag."""
+"""The transposition that turns an image upright, by the value of that tag."""
 
 
 class Preparation(NamedTuple):
@@ -64,7 +64,7 @@ class Preparation(NamedTuple):
 
 
 def read_rgb(source: Any) -> Any:
-    """Return an image as a Pillow image of mode RGB, made upright by its EXIF data.
+    """Return an image as a Pillow image of mode RGB, turned upright as its EXIF data says.
 
     16-bit gray images are scaled to 8 bits. Transparency is dropped.
 

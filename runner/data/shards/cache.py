@@ -62,7 +62,7 @@ class ShardCache:
 
         Args:
             name: name of the file, without suffix.
-            size: size in bytes, as far as it is known.
+            size: expected size in bytes; the file may turn out larger.
             make: writes the file to a path; temporary output at that path with `.raw` appended is removed.
             keep: names of files that must not be evicted for it.
             shown: what messages call the file.

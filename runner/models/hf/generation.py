@@ -44,8 +44,8 @@ class Generator:
         network: the network, whose task is 'causal_lm' or 'seq2seq_lm'.
         options: `max_new_tokens`, at least 1; `num_beams`, `repetition_penalty` and other arguments of transformers'
             `GenerationConfig`; `do_sample`, `temperature`, `top_k` and `top_p`, whose defaults are False, 1, all tokens
-            and 1; `seed` (0); `prompt_tokens`, the tokens at the start of a row that are its prompt, for data whose
-            labels do not tell. Other settings come from the model's own generation config, except for sampling.
+            and 1; `seed` (0); `prompt_tokens`, the number of tokens at the start of a row that are its prompt, for data
+            whose labels do not show it. Other settings, except for sampling, come from the model's generation config.
         tokenizer: a folder, or a name on the Hub.
 
     Raises:
@@ -64,7 +64,7 @@ class Generator:
         own = {**OWN, **{name: value for name, value in options.items() if name in OWN}}
         check_whole("max_new_tokens", options.get("max_new_tokens"), 1, "a number of tokens")
         check_whole("num_beams", options.get("num_beams", 1), 1)
-        check_whole("prompt_tokens", own["prompt_tokens"], 1, "a number of tokens", none="as the labels tell")
+        check_whole("prompt_tokens", own["prompt_tokens"], 1, "a number of tokens", none="what the labels show")
         check_whole("top_k", own["top_k"], 1, none="all tokens")
         check_number("temperature", own["temperature"], "(0, inf)")
         check_number("top_p", own["top_p"], "(0, 1]", none="all tokens")

@@ -217,7 +217,8 @@ def test_tools_and_other_keys_of_messages_are_ignored_with_one_warning(files: An
     Path("chats.jsonl").write_text(json.dumps({"messages": entries, "tools": [{"name": "x"}]}) + "\n")
     load_chat(**files())
     ignored = "tools, messages.name, messages.tool_calls"
-    assert caplog.messages == [f"{ignored}: ignored, the chat template sees the role and content of messages only"]
+    reason = "the chat template sees only the role and content of messages"
+    assert caplog.messages == [f"{ignored}: ignored, because {reason}"]
 
 
 def test_the_sample_puts_brackets_around_trained_tokens(files: Any):

@@ -287,7 +287,7 @@ WRONG_FOR_SAVED: dict[str, tuple[dict[str, Any], str]] = {
     "one": ({"name": "one"}, "eval_split='test': name='one' has only one split; eval_split=null takes a part of it"),
     "labels": ({"targets": "unknown"}, r"targets='unknown': some rows have no label \(-1\); choose another split"),
     "shapes": ({"inputs": "tall"}, r"inputs='tall': samples have the shapes .*; give image_size=<pixels>"),
-    "nested": ({"inputs": "nested"}, "inputs='nested': row [0-9]+ does not become a tensor: expected sequence"),
+    "nested": ({"inputs": "nested"}, "inputs='nested': row [0-9]+ cannot become a tensor: expected sequence"),
     "no value": ({"inputs": "empty"}, "inputs='empty': row 0 of its split has no value"),
 }
 

@@ -235,7 +235,7 @@ def test_fake_batches_of_each_task_have_the_names_and_types_of_real_ones(lists: 
             "answers take data=chat data.prompt=words data.response=tags",
         ),
         ({"task": "causal_lm", "classes": ["a"]}, "classes=['a']: task='causal_lm' has none; leave it out"),
-        ({"task": "seq2seq_lm"}, "targets=None: task='seq2seq_lm' needs a column of targets beside inputs"),
+        ({"task": "seq2seq_lm"}, "targets=None: task='seq2seq_lm' needs a column of targets besides inputs"),
         ({"task": "seq2seq_lm", "targets": "n"}, "targets='n': task='seq2seq_lm' needs a column of texts; this one"),
         ({"task": "seq2seq_lm", "inputs": ["text", "second"], "targets": "text"}, "takes one column; give one"),
         ({"task": "token_classification", "targets": "tags"}, "inputs='text': task='token_classification' needs a"),

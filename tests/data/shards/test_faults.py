@@ -102,7 +102,7 @@ def test_large_numbers_of_a_column_do_not_wrap():
     rows = datasets.Dataset(datasets.table.InMemoryTable(pyarrow.table(content)))
     columns = Columns(rows, {"inputs": "a", "targets": "b"}, None)
     assert columns[0] == (torch.tensor(1), torch.tensor(2))
-    with pytest.raises(ValueError, match="inputs='a': row 1 does not become a tensor: "):
+    with pytest.raises(ValueError, match="inputs='a': row 1 cannot become a tensor: "):
         columns[1]
 
 

@@ -21,7 +21,7 @@ RANGES = {
     "predict forward": (Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD),
 }
 """The events that open and close each range. A range lasts from the end of the first to the beginning of the second.
-Ranges nest or are disjoint; a range that is never closed ends together with the range around it."""
+Ranges nest or are disjoint; a range that is never closed ends with the range around it."""
 
 OPENED_AT: dict[Event, str] = {opening: name for name, (opening, _) in RANGES.items()}
 CLOSED_AT: dict[Event, str] = {closing: name for name, (_, closing) in RANGES.items()}

@@ -28,7 +28,7 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     # NVIDIA Blackwell Architecture Technical Brief: HGX B200, and a GPU of GB200 NVL72
     r"GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500},
     r"B200": {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250},
-    # NVIDIA's data sheets of H200, H100, GH200 and A100; H20 as published by its sellers
+    # NVIDIA's data sheets for H200, H100, GH200 and A100; H20 as published by its sellers
     r"GH200 (120GB|480GB|144G HBM3e)": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"H20": {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148},
     r"H200 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
@@ -37,7 +37,7 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"H100 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
     r"H100 80GB HBM3": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"A100-(SXM4?|PCIE)-(40|80)GB|A100 80GB PCIe": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
-    # NVIDIA's data sheets of V100, V100S, T4, L4, L40S, A10 and RTX A6000
+    # NVIDIA's data sheets for V100, V100S, T4, L4, L40S, A10 and RTX A6000
     r"V100S-PCIE-32GB": {"fp32": 16.4, "fp16": 130},
     r"V100-PCIE-(16|32)GB": {"fp32": 14, "fp16": 112},
     r"V100-(SXM2|SXM3|DGXS)-(16|32)GB": {"fp32": 15.7, "fp16": 125},
@@ -46,14 +46,14 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362},
     r"A10": {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125},
     r"RTX A6000": {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8},
-    # NVIDIA's white papers of Ampere GA102, Ada and RTX Blackwell, appendix A: two operations per core and cycle in
+    # NVIDIA's white papers on Ampere GA102, Ada and RTX Blackwell, appendix A: two operations per core and cycle in
     # fp32 and TF32, and four in 16 bits
     **{
         rf"RTX {name}": {"fp32": peak, "tf32": peak, "bf16": 2 * peak, "fp16": 2 * peak}
         for name, (cores, gigahertz) in GEFORCE.items()
         for peak in [2 * cores * gigahertz / 1000]
     },
-    # AMD's data sheets of MI300X and MI300A
+    # AMD's data sheets for MI300X and MI300A
     r"MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4},
     r"MI300A": {"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6},
 }

@@ -138,8 +138,8 @@ class _Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append lines, after removing a half-written line left by a killed process.
 
-        Unlike in Optuna's journal, lines are not synced, which would wait for the disk some twenty times per job. After
-        a power cut, a job may therefore begin a new trial.
+        Unlike Optuna's journal, this one does not sync lines, which would wait for the disk about twenty times per job.
+        After a power cut, a job may therefore begin a new trial.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint is finite before it is saved."""
+"""Checks that the values in a checkpoint are finite before it is saved."""
 
 from __future__ import annotations
 

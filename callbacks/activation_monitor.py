@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ActivationMonitor(Callback):
-    """Logs statistics of the inputs and outputs of each module at an interval, to see activations vanish or explode.
+    """Logs statistics of each module's inputs and outputs at an interval, to show activations that vanish or explode.
 
     Each statistic is taken over the last dimension (the features of a token, the width of an image) and averaged over
     the others, in 32 bits or more. It covers the first microbatch of rank 0's share of the batch, and the first call of

@@ -35,10 +35,10 @@ SAVING = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKP
 
 
 class CrashBundle(Callback):
-    """Leaves `crash.zip` in the run's folder if training fails: `runner replay crash.zip` fails in the same way.
+    """Writes `crash.zip` into the run's folder if training fails; `runner replay crash.zip` then fails the same way.
 
     It holds the run's record with the modules that were kept, the newest checkpoint, and the tensors of the batch on
-    rank 0, as far as they fit into `max_size`; never a file from outside of the run's folder, nor an environment
+    rank 0, as far as they fit into `max_size`, but no file from outside the run's folder and no environment
     variable. The record has no passwords. If a hook fails at BATCH_CHECKPOINT, EPOCH_CHECKPOINT or
     ITERATION_CHECKPOINT, the file holds an earlier checkpoint, so that the replay reaches this event. No file is
     written for a failure of the machine, nor for an error that shows a wrong config, such as one in a new run's first
@@ -127,7 +127,7 @@ def _add(file: zipfile.ZipFile, folder: Path, paths: list[Path], room: float) ->
         log.warning("%s: %s and %d more files do not fit into max_size", BUNDLE, paths[0].name, len(paths) - 1)
         return 0
     for path in paths:
-        compression = zipfile.ZIP_STORED if path.suffix in (".pt", ".safetensors") else None  # weights hardly shrink
+        compression = zipfile.ZIP_STORED if path.suffix in (".pt", ".safetensors") else None  # weights hardly compress
         file.write(path, path.relative_to(folder).as_posix(), compress_type=compression)
     return size
 

@@ -41,7 +41,7 @@ class ImageVisualizer(Callback):
 
     Logs:
         Images/Train: images of a training batch; no unit.
-        Images/Eval: images of the first batch of an evaluation, Images/{label} for evaluators with another label than
+        Images/Eval: images of the first batch of an evaluation, Images/{label} for evaluators with a label other than
             'eval'; no unit.
     """
 

@@ -42,8 +42,8 @@ class MLflowLogger(LoggerDestination):
 
     Training neither waits for MLflow nor fails because of it. Everything logged is appended to
     `<run folder>/mlflow/spool.jsonl`. A separate process sends it to MLflow, marks the run FAILED if the trainer is
-    killed, and leaves what it could not send to the next run. A run begins with its first batch: one that ends before
-    leaves nothing. A resumed run continues its MLflow run: retrained batches keep their first values, and
+    killed, and leaves what it could not send to the next run. A run begins with its first batch: one that ends
+    before that leaves nothing. A resumed run continues its MLflow run: retrained batches keep their first values, and
     a changed parameter is recorded as a tag `param_changed.<key>`. A sweep has one more run, with a table of its jobs.
 
     Args:

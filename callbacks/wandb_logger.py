@@ -30,7 +30,7 @@ class WandBLogger(LoggerDestination):
     and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and values of
     retrained batches appear twice; `kill -9` loses data that wandb has not written yet. Files are copied, and wandb
     keeps a copy of tables in `$WANDB_DATA_DIR` until they are sent. A run begins with its first batch; one that ends
-    before leaves nothing. Rank 0 logs.
+    before that leaves nothing. Rank 0 logs.
 
     Args:
         project: name of the project; None means `$WANDB_PROJECT`, or 'runner' if that is not set.

@@ -29,7 +29,7 @@ from runner.models.model import in_eval_mode
 
 log = logging.getLogger("runner")
 
-SMALL = 10_000  # numbers in a sample; if it has no more, the example has two samples, to show that batch sizes vary
+SMALL = 10_000  # numbers in a sample up to which the example has two samples, to show that batch sizes vary
 
 
 def check_loggable(state: State, log_model: str) -> None:

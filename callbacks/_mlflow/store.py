@@ -33,8 +33,8 @@ _creating = threading.Lock()  # a file lock does not exclude other threads of th
 def _create_missing_store(database: Path) -> None:
     """Create an empty SQLite store under another name and rename it, unless one exists already.
 
-    MLflow creates a store in dozens of steps, which take seconds. A store that is left between two steps can never be
-    opened again, and two processes that create the same store at once break it.
+    MLflow creates a store in dozens of steps, which take seconds. A half-created store can never be opened again, and
+    two processes that create the same store at the same time break it.
     """
     from mlflow.store.db import utils
 
@@ -62,7 +62,7 @@ def _create_missing_store(database: Path) -> None:
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | None:
-    """Return the run with an id, or None if the store does not have it."""
+    """Return the run with this id, or None if the store does not have it."""
     try:
         return client.get_run(run_id)
     except mlflow.exceptions.MlflowException as error:

@@ -25,7 +25,7 @@ Receive = Callable[[dict[str, Any]], None]
 
 
 class WriterProcess:
-    """A process that imports MLflow and sends spools. To finish, it outlives its trainer by a few seconds.
+    """A process that imports MLflow and sends spools. It may outlive its trainer by a few seconds, to finish.
 
     Raises:
         OSError: the process cannot be started.

@@ -177,7 +177,7 @@ def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, P
 
 @contextmanager
 def _explain_errors(url: str, path: str, by_hand: str) -> Iterator[None]:
-    """Explain a full disk or an unwritable folder in one sentence; let errors that are already explained through."""
+    """Explain a full disk or an unwritable folder in one sentence; do not change errors that are already explained."""
     try:
         yield
     except OSError as error:

@@ -44,7 +44,7 @@ class Folds:
         self.seed = seed
 
     def apply(self, train: Any, evaluation: Any) -> None:
-        """Make the training loader read all folds but the held-out one, and the evaluation loader that one.
+        """Make the training loader read all folds but the held-out one, which the evaluation loader reads.
 
         Raises:
             TypeError: the loaders are not the runner's own, or the data has no labels to stratify by.

@@ -1,4 +1,4 @@
-"""New rows without labels, from a file or a folder, prepared as an evaluation of the run prepares its own."""
+"""New rows without labels, from a file or a folder, prepared like the run's evaluation data."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class _Queue(multiprocessing.queues.Queue):
         self._receive(4)
         (size,) = struct.unpack_from("!i", self._part)
         start = 4
-        if size == -1:  # so multiprocessing.Connection marks messages of 2 GiB and more
+        if size == -1:  # how multiprocessing.Connection marks messages of 2 GiB or more
             self._receive(12)
             (size,) = struct.unpack_from("!Q", self._part, 4)
             start = 12

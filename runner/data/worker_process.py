@@ -53,7 +53,7 @@ class WorkerProcess(ForkServerProcess):
         """
         start_fork_server()
         if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-            # In a job of joblib, the start method is one that no worker knows.
+            # In a joblib job, the start method is one that no worker knows.
             multiprocessing.set_start_method(METHOD, force=True)
         with _empty_main():
             super().start()

@@ -63,7 +63,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Return a tensor of the host in pinned memory, which can be copied to a GPU without waiting."""
+    """Return a host tensor in pinned memory, which can be copied to a GPU without waiting."""
     # Tensor.pin_memory() refuses tensors whose memory overlaps, such as windows.
     return tensor if tensor.is_pinned() else torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 

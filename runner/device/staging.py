@@ -1,4 +1,4 @@
-"""Copy tensors from a GPU to ordinary memory of the host, through one pinned buffer that is reused."""
+"""Copy tensors from a GPU to ordinary host memory, through one pinned buffer that is reused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 STAGING_BYTES = 1 << 26
-"""Size of the buffer, memory of the host that stays locked after the first copy."""
+"""Size of the buffer in bytes: host memory that stays locked after the first copy."""
 
 
 class Staging:

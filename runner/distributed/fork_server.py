@@ -22,8 +22,8 @@ def start_fork_server(targets: Iterable[str] = ()) -> None:
     process and all workers. A worker gets this process's environment and path when it starts.
 
     Args:
-        targets: the dotted names of the functions and classes that make the data. A package of ours among them may have
-            a module `preloaded`: the server imports it, because each worker would need seconds for that.
+        targets: the dotted names of the functions and classes that make the data. If one of our packages among them has
+            a module `preloaded`, the server imports it, because each worker would need seconds for that.
     """
     packages = {"runner.data.images" if name.startswith("torchvision.") else name.rsplit(".", 2)[0] for name in targets}
     preloaded = [f"{package}.preloaded" for package in sorted(packages) if package.startswith("runner.data.")]

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 
 VARIABLE = "RUNNER_SECRET"
-"""Environment variable that passes the secret to a rank. With torchrun, users may set it, the same on all machines."""
+"""Environment variable that passes the secret to a rank. With torchrun, users may set it, equal on all machines."""
 
 _DIGITS = 2 * hashlib.sha256().digest_size
 _secret = b""

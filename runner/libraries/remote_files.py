@@ -33,7 +33,7 @@ def check_address(name: str, address: str) -> None:
 
 
 def open_address(address: str) -> tuple[Any, str]:
-    """Return the `fsspec.AbstractFileSystem` of an address, and the path on it without a final slash.
+    """Return the `fsspec.AbstractFileSystem` of an address, and the path on it without a trailing slash.
 
     Raises:
         Exception: the file system cannot be reached, or refuses the credentials.

@@ -1,4 +1,4 @@
-"""Types of what torch and Python leave untyped, for the rooms that pyright checks strictly."""
+"""Typed versions of what torch and Python leave untyped, for the rooms that pyright checks strictly."""
 
 from __future__ import annotations
 

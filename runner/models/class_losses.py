@@ -71,7 +71,7 @@ class FocalLoss(nn.Module):
 
     Args:
         gamma: how much the loss of well-classified samples is reduced, at least 0.
-        weight: weight of each class, `(C,)`; None weighs them alike.
+        weight: weight of each class, `(C,)`; None weighs all classes equally.
     """
 
     weight: Tensor | None

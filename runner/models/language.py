@@ -13,7 +13,7 @@ from runner.models.model import Model
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-IGNORED_TARGET = -100  # the value at which torch's own cross entropy leaves a target out
+IGNORED_TARGET = -100  # the target that torch's cross entropy ignores by default
 
 
 class LanguageModel(Model):
@@ -29,7 +29,7 @@ class LanguageModel(Model):
         metric_name: name of the evaluation metric, such as `'BitsPerByte'` when the tokens are bytes.
 
     Attributes:
-        loss_fn: torch's `cross_entropy`, which `LabelSmoothing` replaces by one that smooths.
+        loss_fn: torch's `cross_entropy`, which `LabelSmoothing` replaces with one that smooths.
     """
 
     def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:

@@ -117,7 +117,7 @@ class Model(nn.Module):
     def num_samples(self, batch: Any) -> int:
         """Return the number of samples in this rank's batch.
 
-        By default this is the size of dimension 0 of the first tensor, or, if samples stand in lists, the length of
+        By default this is the size of dimension 0 of the first tensor, or, if samples are in lists, the length of
         those lists: `([image, image], [boxes, boxes])` holds two. For an object with a method `to(device)` it is
         `len()`. An ambiguous first batch is refused.
 

@@ -78,7 +78,7 @@ class ResidualNetwork(nn.Module):
 
 
 class ResNet8(ResidualNetwork):
-    """A stem, three residual blocks of rising width, global average pooling and a linear layer.
+    """A stem, three residual blocks of increasing width, global average pooling and a linear layer.
 
     Args:
         in_channels: channels of the images `(N, in_channels, H, W)`, of any size.

@@ -18,7 +18,7 @@ from runner.libraries.torchvision import import_torchvision
 def timm_model(
     name: str = "resnet50", num_classes: int = 1000, pretrained: bool = False, in_channels: int = 3
 ) -> nn.Module:
-    """Return a classification model of timm: images `(N, in_channels, H, W)` -> logits `(N, num_classes)`.
+    """Return a timm classification model: images `(N, in_channels, H, W)` -> logits `(N, num_classes)`.
 
     Many models take images of one size only, such as 224 x 224. Pretrained weights come from the Hugging Face Hub on
     first use and stay in its cache. The last layer gets new weights if `num_classes` differs from theirs; the weights

@@ -11,7 +11,7 @@ from runner.libraries.torchvision import import_torchvision
 
 
 def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Module:
-    """Return a classification model of torchvision with new weights: images `(N, 3, H, W)` -> logits `(N, C)`.
+    """Return a torchvision classification model with new weights: images `(N, 3, H, W)` -> logits `(N, C)`.
 
     Args:
         name: torchvision's name of the model, such as resnet18, resnet50 or convnext_tiny.
@@ -25,7 +25,7 @@ def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Mod
 
 
 def torchvision_segmentation(name: str = "lraspp_mobilenet_v3_large", num_classes: int = 21) -> nn.Module:
-    """Return a segmentation model of torchvision with new weights: images `(N, 3, H, W)` -> `{"out": (N, C, H, W)}`.
+    """Return a torchvision segmentation model with new weights: images `(N, 3, H, W)` -> `{"out": (N, C, H, W)}`.
 
     Args:
         name: torchvision's name of the model, such as lraspp_mobilenet_v3_large, fcn_resnet50 or deeplabv3_resnet50.

@@ -23,7 +23,7 @@ _REFUSED = {
 
 
 def _replace(cls: type, name: str, adapt: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> None:
-    """Replace a method that a class or one of its mixins defines by its adapted form, once."""
+    """Replace a method that a class or one of its mixins defines with its adapted form, once."""
     method = getattr(cls, name)
     if inspect.isfunction(method) and method is not getattr(ours.Hooks, name) and not hasattr(method, "is_adapted"):
         adapted = functools.wraps(method)(adapt(method, name))

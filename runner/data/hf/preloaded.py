@@ -1,4 +1,4 @@
-"""Imports datasets for all workers, which takes seconds, in the process that they are forked from."""
+"""Imports `datasets`, which takes seconds, once for all workers, in the process from which they are forked."""
 
 from runner.libraries.hugging_face import import_hf
 

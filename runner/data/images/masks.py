@@ -92,7 +92,7 @@ def load_image_masks(
     the metrics. Batches are `(images, masks)`: float32 `(N, 3, size, size)`, normalized by ImageNet's mean and standard
     deviation, and int64 `(N, size, size)`. Training images are random crops of 50 to 100 % of the area, resized to a
     square and mirrored with probability 1/2; images for evaluation and testing are resized to a square. Masks are
-    cropped and mirrored alike, without interpolation. The random choices depend on seed, epoch and sample alone.
+    cropped and mirrored like them, without interpolation. The random choices depend on seed, epoch and sample alone.
 
     Args:
         path: a folder with the folders `train` and `val`.

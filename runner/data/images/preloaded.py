@@ -1,4 +1,4 @@
-"""Imports torchvision for all workers, which takes seconds, in the process that they are forked from."""
+"""Imports torchvision, which takes seconds, once for all workers, in the process from which they are forked."""
 
 from runner.libraries.torchvision import import_torchvision
 

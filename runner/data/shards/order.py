@@ -22,7 +22,7 @@ class BlockOrder(SampleOrder):
     epoch is never drawn as a whole: a batch needs only the order of the blocks and the order within its group.
 
     Within a global batch, samples are in the order of their numbers. As a rank's share is a contiguous part, it reads
-    from its own part of a group's blocks, and machines of a cluster fetch few of the same blocks.
+    from its own part of a group's blocks, and the machines of a cluster fetch few blocks in common.
 
     Args:
         sizes: number of samples in each block, in the order of the sample numbers, at least 1 each.

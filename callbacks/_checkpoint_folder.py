@@ -128,7 +128,7 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Delete the hidden folders and links that a crash left behind: incomplete checkpoints.
+        """Delete the hidden links and incomplete checkpoints that a crash left behind.
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """

@@ -48,8 +48,8 @@ class MLflowLogger(LoggerDestination):
 
     Args:
         tracking_uri: address of a server or a database. None means `$MLFLOW_TRACKING_URI` if it is set, otherwise the
-            store of a resumed run, or SQLite in `outputs/mlflow.db` under the working directory, with artifacts beside
-            it in `mlartifacts`.
+            store of a resumed run, or SQLite in `outputs/mlflow.db` under the working directory, with artifacts next
+            to it in `mlartifacts`.
         experiment_name: name of the experiment; None means `$MLFLOW_EXPERIMENT_NAME`, or 'runner' if that is not set.
         run_name: name of the run in MLflow; None takes the run's own name.
         tags: additional tags, by name.

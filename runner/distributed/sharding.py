@@ -54,7 +54,7 @@ class Layout:
         parallel: 'ddp' or 'fsdp'.
         shard_size: number of ranks that share one copy of the weights; None: all.
         gather_dtype: 'bfloat16' gathers weights and computes in that type; None: in the type of the weights.
-        tensor_parallel: number of ranks in a row that split each layer and see the same samples; 1: no split.
+        tensor_parallel: number of consecutive ranks that split each layer and see the same samples; 1: no split.
 
     Raises:
         ValueError: an argument is wrong, or does nothing with 'ddp'.
@@ -119,8 +119,8 @@ class Layout:
         if self.tensor_parallel > 1:
             return False  # DDP takes no DTensors
         # DDP does not see what a training_step does outside of forward(), nor that another rank ran out of memory. It
-        # also sums the gradients of its first batch in another order than later, so with three or more ranks the last
-        # bit may differ.
+        # also sums the gradients of its first batch in a different order than later, so with three or more ranks the
+        # last bit may differ.
         exact = get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
         return getattr(model, "training_step", None) is None and microbatch_size != "auto" and not exact
 

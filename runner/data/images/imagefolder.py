@@ -249,9 +249,7 @@ def _folders(path: str, test_folder: str | None) -> list[Path]:
     """Return the folders of images for training, evaluation and, with a `test_folder`, testing."""
     folders = [Path(path, name) for name in ("train", "val", test_folder) if name is not None]
     if test_folder in ("train", "val"):
-        raise wrong_argument(
-            "test_folder", test_folder, "must hold other images than those for training and evaluation"
-        )
+        raise wrong_argument("test_folder", test_folder, "must not hold the images for training and evaluation")
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(

@@ -48,8 +48,8 @@ class HFNetwork(nn.Module):
         revision: a branch, tag or commit on the Hub; None is `'main'`.
         lora: arguments of peft's `LoraConfig`, such as `{'r': 8, 'lora_alpha': 16}`: only low-rank adapters and a new
             classifier train, and the other weights are frozen. None trains all weights.
-        quantization: type in which linear layers keep their frozen weights, 'nf4' or 'fp4', both of four bits, by the
-            library bitsandbytes (QLoRA); needs `lora`. None keeps float32.
+        quantization: type in which linear layers keep their frozen weights, 'nf4' or 'fp4', both four bits wide, with
+            the library bitsandbytes (QLoRA); needs `lora`. None keeps float32.
         added_tokens: texts that become tokens of the model's tokenizer, which the data adds too. Their embeddings, and
             their rows of the head, train with `lora` too.
 

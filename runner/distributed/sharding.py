@@ -339,7 +339,7 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
     for target, source in zip(clone.buffers(), model.buffers(), strict=True):
         target.copy_(source)
     for target, source in zip(clone.modules(), model.modules(), strict=True):
-        # Copy numbers that training has changed, such as dropout rates.
+        # Copy numbers that training has changed, such as drop rates.
         numbers = {key: value for key, value in vars(source).items() if isinstance(value, bool | int | float)}
         vars(target).update({key: value for key, value in numbers.items() if key in vars(target)})
     return clone

@@ -174,6 +174,7 @@ def check_parts() -> None:
             )
             trainer.save_checkpoint("here")
             trained = whole_weights(model)
+            assert not any(weight.requires_grad for weight in trained.values())  # they hold no graph
             trainer.fit("1ba")
             later = whole_weights(model)
             trainer.eval(checkpoint="here")

@@ -23,9 +23,10 @@ def merge_repeated(arguments: Sequence[str]) -> list[str]:
     """Return arguments with repeated choices `+callbacks=a +callbacks=b` merged into `+callbacks=[a,b]` for Hydra.
 
     `callbacks=none +callbacks=a` becomes `callbacks=[a]`, and the same holds for algorithms. Arguments that cannot
-    be merged, such as a sweep over choices (`a,b` without brackets), are left as they are.
+    be merged, such as a sweep over choices (`a,b` without brackets), are left as they are. The last of a choice and its
+    removal counts: `~callbacks.a +callbacks=a` becomes `+callbacks=a`. `~callbacks` stands for `callbacks=none`.
     """
-    merged = list(arguments)
+    merged = _in_order(arguments)
     for group in LISTS:
         matches = [
             (index, match) for index, word in enumerate(merged) if (match := _CHOICE.match(word)) and match[2] == group
@@ -39,6 +40,20 @@ def merge_repeated(arguments: Sequence[str]) -> list[str]:
         merged[first] = f"{'' if replaced else '+'}{group}=[{','.join(names)}]"
         merged = [word for index, word in enumerate(merged) if index not in later]
     return merged
+
+
+def _in_order(arguments: Sequence[str]) -> list[str]:
+    """Return arguments in which later choices win over earlier removals; Hydra always applies removals last."""
+    kept: list[str] = []
+    for word in arguments:
+        if word[:1] == "~" and word[1:] in LISTS:
+            kept = [other for other in kept if not (match := _CHOICE.match(other)) or match[2] != word[1:]]
+            word = f"{word[1:]}=none"
+        elif match := _CHOICE.match(word):
+            added = {f"~{match[2]}.{name}" for name in _names(match[3]) or ()}
+            kept = [other for other in kept if other not in added]
+        kept.append(word)
+    return kept
 
 
 def _names(value: str) -> list[str] | None:

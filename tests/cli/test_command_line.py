@@ -23,6 +23,13 @@ from runner.cli.command_line import FLAGS, WITH_VALUE, check_options, merge_repe
         (["callbacks=none", "+callbacks=a"], ["callbacks=[a]"]),
         (["+callbacks=a", "seed=1", "callbacks=[b,c]"], ["callbacks=[b,c,a]", "seed=1"]),
         (["callbacks=a", "callbacks=b", "+callbacks=c"], ["callbacks=[b,c]"]),
+        # the last of a choice and its removal counts
+        (["~callbacks.a", "+callbacks=a"], ["+callbacks=a"]),
+        (["~algorithms.a", "~callbacks.b", "+algorithms=[b,a]"], ["~callbacks.b", "+algorithms=[b,a]"]),
+        (["~callbacks", "+callbacks=a"], ["callbacks=[a]"]),
+        (["+callbacks=a", "~callbacks", "callbacks.b.x=1"], ["callbacks=none", "callbacks.b.x=1"]),
+        (["+callbacks=a", "~callbacks", "+callbacks=b"], ["callbacks=[b]"]),
+        (["+callbacks=a", "~callbacks.a"], ["+callbacks=a", "~callbacks.a"]),
         # unchanged: sweeps over choices, replacements, values inside a callback, other groups, and empty values
         (["-m", "+callbacks=a,b", "+callbacks=c"], ["-m", "+callbacks=a,b", "+callbacks=c"]),
         (["callbacks=a", "callbacks=b"], ["callbacks=a", "callbacks=b"]),

@@ -26,6 +26,7 @@ SAVED = ["model=mlp", "optimizer.lr=0.5", "+callbacks=a", "~callbacks.progress_b
         ("~optimizer.lr", SAVED, ["~optimizer.lr"]),
         ("+callbacks=b", ["model=mlp", "optimizer.lr=0.5", "+callbacks=[a,b]", "~callbacks.progress_bar"], []),
         ("+callbacks=a", ["model=mlp", "optimizer.lr=0.5", "+callbacks=[a]", "~callbacks.progress_bar"], []),
+        ("+callbacks=progress_bar", ["model=mlp", "optimizer.lr=0.5", "+callbacks=[a,progress_bar]"], []),
     ],
 )
 def test_a_typed_argument_replaces_the_saved_one(typed: str, before: list[str], after: list[str]):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 _MASK = (1 << 64) - 1
@@ -59,10 +61,25 @@ class ForwardStream:
         elif device.type not in ("cpu", "meta"):
             self._seed_device = getattr(torch, device.type).manual_seed
 
-    def start(self, batch: int, microbatch: int) -> None:
-        """Seed the generators for the forward pass of a microbatch; `batch` counts from the start of training."""
+    def start(self, batch: int, microbatch: int) -> int:
+        """Seed the generators for the forward pass of a microbatch, and return the seed, an unsigned int of 32 bits.
+
+        `batch` counts from the start of training.
+        """
         # The CPU's generator mixes its seed well but uses only 32 bits of it: odd multipliers spread the counters.
         seed = (self._base + batch * 0x9E3779B1 + microbatch * 0x85EBCA77) & 0xFFFFFFFF
         self._seed_cpu(seed)
         if self._seed_device is not None:
             self._seed_device(seed)
+        return seed
+
+
+class HookStream(ForwardStream):
+    """The random stream of hooks that draw from the global generators: those of torch, Python and numpy."""
+
+    def start(self, batch: int, microbatch: int = 0) -> int:
+        """Seed the generators for the hooks that run before the forward pass of a batch."""
+        seed = super().start(batch, microbatch)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        return seed

@@ -25,6 +25,8 @@ def start_epoch(run: Run) -> None:
     """Fire EPOCH_START, and before it ITERATION_START if an iteration begins."""
     # The state stays inconsistent until the first batch is trained: a run resumed here would fire these events again.
     with run.state.changing(settles=False):
+        if run.hook_stream is not None:
+            run.hook_stream.start(run.state.timestamp.batch, microbatch=1)  # not the numbers of the first batch
         if run.state.timestamp.epoch_in_iteration == 0:
             run.on.iteration_start()
         run.on.epoch_start()

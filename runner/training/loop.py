@@ -57,6 +57,8 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         except StopIteration:
             break
         samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
+        if run.hook_stream is not None:  # only with algorithms of the user's own
+            run.hook_stream.start(state.timestamp.batch)
         on.after_dataloader()  # the batch is on the device: augment it here
         train_batch(run, samples, all_samples)
         if run.freezing.needs_check:  # only after the first batch, and when hooks have frozen or unfrozen layers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.checkpoints.base import forget_changed
-from runner.core.randomness import ForwardStream
+from runner.core.randomness import ForwardStream, HookStream
 from runner.distributed import standstill
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
@@ -73,6 +73,9 @@ class Run:
         self.on = self.engine.on
         self.forward_stream = ForwardStream(self.state.seed, self.state.device)
         self.eval_stream = ForwardStream(self.state.seed, self.state.device, "evaluation")
+        # Built-in algorithms have generators of their own. Those of users may draw from the global ones.
+        has_own = any(not type(algorithm).__module__.startswith("runner.") for algorithm in self.state.algorithms)
+        self.hook_stream = HookStream(self.state.seed, self.state.device, "hooks") if has_own else None
         self.world_size = get_data_parallel_size()
         self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None

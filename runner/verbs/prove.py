@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,8 @@ class Proof:
             yield "no kill came during a save: try another --seed, or more --kills"
         if not any(kill.resumed_from for kill in self.kills):
             yield "no kill came after the first checkpoint: save earlier with --save-interval"
+        elif all(self._ends_epoch(digests, kill.resumed_from) for kill in self.kills):
+            yield "no run resumed within an epoch: give a --save-interval that does not divide it"
         if len(self.kills) < self.asked["kills"]:
             yield "the run ended before the last kill: train more with --batches"
 
@@ -165,6 +167,11 @@ class Proof:
         kills = [asdict(kill) for kill in self.kills]
         content = {**asdict(verdict), "kills": kills, "options": dict(self.asked), "command": command}
         write_atomically(self.folder / FILE, json.dumps(hidden_everywhere(content), indent=1))
+
+    @staticmethod
+    def _ends_epoch(digests: Sequence[Mapping[str, Any]], batch: int) -> bool:
+        """Return whether a batch, counted from 1, is the last of its epoch; 0 is the beginning of the run."""
+        return batch in (0, len(digests)) or digests[batch - 1]["epoch"] != digests[batch]["epoch"]
 
     def remove(self) -> None:
         """Remove all files of the proof."""

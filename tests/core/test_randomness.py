@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torchmetrics
-from random_runs import Model, equal, run
+from random_runs import LOADERS, Model, equal, run
 from torch import nn
 
-from runner import Callback, ClassificationModel, stream_seed
+from runner import Algorithm, Callback, ClassificationModel, Trainer, stream_seed
 from runner.core.randomness import ForwardStream, _mix
 from runner.device.numerics import set_numerics
 
@@ -149,6 +152,58 @@ def test_random_numbers_of_metrics_do_not_change_training():
     measured, plain = run(model=Measured()), run()
     for name in plain["weights"]:
         assert torch.equal(measured["weights"][name], plain["weights"][name])
+
+
+class Noise(Algorithm):
+    """Draws from all global generators, at each event from EPOCH_START to BEFORE_FORWARD."""
+
+    def __init__(self):
+        self.drawn: list[tuple[str, int, float]] = []
+
+    def draw(self, event, state):
+        drawn = float(torch.rand(())) + random.random() + numpy.random.rand()
+        self.drawn.append((event, state.timestamp.batch, drawn))
+        if event == "after_dataloader":
+            state.batch = (state.batch[0] * drawn, state.batch[1])
+
+    def epoch_start(self, state, logger):
+        self.draw("epoch_start", state)
+
+    def after_dataloader(self, state, logger):
+        self.draw("after_dataloader", state)
+
+    def batch_start(self, state, logger):
+        self.draw("batch_start", state)
+
+    def before_forward(self, state, logger):
+        self.draw("before_forward", state)
+
+
+@pytest.mark.parametrize("batch", [4, 5], ids=["mid-epoch", "end of an epoch"])
+def test_an_algorithm_that_draws_from_global_generators_resumes_exactly(tmp_path: Path, batch: int):
+    def train(length: str, resume: Path | None = None) -> tuple[list[tuple[str, int, float]], dict[str, torch.Tensor]]:
+        noise = Noise()
+        with Trainer(
+            model=Model(),
+            train_dataloader=LOADERS["tensors"](),
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            algorithms=[noise],
+            max_duration=length,
+            resume_path=resume,
+            run_dir=tmp_path / "run",
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+            trainer.save_checkpoint(str(tmp_path / length))
+        return noise.drawn, trainer.state.unwrapped_model.state_dict()
+
+    drawn, weights = train("10ba")
+    before, _ = train(f"{batch}ba")
+    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    after, resumed = train("10ba", resume=tmp_path / f"{batch}ba")
+    assert before + after == drawn
+    assert len({value for _, _, value in drawn}) == len(drawn) == 3 * 10 + 2
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
 
 @pytest.mark.gpu

@@ -151,7 +151,9 @@ def test_three_ranks_need_deterministic_training(tmp_path: Path, run_app: Any):
 def test_a_successful_proof_removes_its_folder_and_names_its_gaps(tmp_path: Path, run_app: Any):
     output = run_app(*SMALL, "--batches=12", "--kills=1", "--save-interval=1ba").stdout
     assert "ok proof" in output and "12 batches, " in output
-    assert "no epoch ended before the last of 12 batches" in output
+    assert "no epoch ended before the last of 12 batches" in output and "resumed within an epoch" not in output
+    output = run_app(*SMALL, "--batches=48", "--kills=1", "--save-interval=12ba").stdout
+    assert "ok proof" in output and "no run resumed within an epoch" in output
     assert list(tmp_path.iterdir()) == []
 
 

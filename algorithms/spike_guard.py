@@ -129,8 +129,17 @@ class SpikeGuard(Algorithm):
             self._check(state, logger)
             self._count = 0
             self._recent.zero_()
-        elif not state.timestamp < state.max_duration:  # the final weights are checked, too
-            self._check(state, logger, is_over=True)
+        self.epoch_end(state, logger)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        # The final weights are checked, too, as soon as training is known to end. A callback may stop it at any event.
+        is_over = state.stop_requested or state.timestamp >= state.max_duration
+        has_gone_back = bool(self._spikes) and self._spikes[-1][1] == state.timestamp.batch
+        if is_over and self._count and not has_gone_back:
+            with state.changing(settles=state.is_consistent):
+                self._check(state, logger, is_over=True)
+
+    batch_checkpoint = epoch_checkpoint = iteration_end = iteration_checkpoint = fit_end = epoch_end
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ from observers import SaveAt
 from planted_runs import NONSENSE, train_language
 from rank_runs import program_of
 
-from runner import Algorithm, ClassificationModel, Trainer, get_global_rank, save_checkpoint
+from runner import Algorithm, Callback, ClassificationModel, Trainer, get_global_rank, save_checkpoint
 from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree, SpikeGuard
 from runner.algorithms.spike_guard import deviations
 from runner.callbacks import InMemoryLogger, ReplicaMonitor
@@ -128,6 +128,55 @@ def test_a_batch_skipped_by_nan_guard_is_not_a_spike(make_trainer):
 def test_batches_after_the_last_interval_are_checked_too(make_trainer):
     after, _ = fit(make_trainer, SpikeGuard(**GUARD), Spoiler(13), duration="14ba")
     assert_equal(after[14], after[12])
+
+
+class StopAtEvent(Callback):
+    """Stops training at an event once a batch is trained."""
+
+    def __init__(self, event: str, batch: int):
+        self.batch = batch
+        setattr(self, event, self.stop)
+
+    def stop(self, state: Any, logger: Any):
+        if state.timestamp.batch >= self.batch:
+            state.stop_training()
+
+
+class FinalWeights(Callback):
+    """Stores the weights that the last checkpoint of a batch or an epoch holds, and those at the end."""
+
+    def batch_checkpoint(self, state: Any, logger: Any):
+        self.saved = copy.deepcopy(state.unwrapped_model.state_dict())
+
+    epoch_checkpoint = batch_checkpoint
+
+    def fit_end(self, state: Any, logger: Any):
+        self.last = copy.deepcopy(state.unwrapped_model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("duration", "event", "batch"),
+    [
+        ("5ep", "", 0),  # of 3 batches
+        ("24ba", "batch_end", 14),
+        ("24ba", "eval_end", 14),
+        ("24ba", "batch_checkpoint", 14),
+        ("24ba", "epoch_end", 15),
+        ("24ba", "epoch_checkpoint", 15),
+    ],
+)
+def test_final_weights_are_checked_however_training_ends(make_trainer, duration: str, event: str, batch: int):
+    watch, memory, final = Watch(), InMemoryLogger(), FinalWeights()
+    callbacks = [*([StopAtEvent(event, batch)] if event else []), final]
+    options = {"max_duration": duration, "batch_norm": True, "loggers": [memory], "callbacks": callbacks}
+    with make_trainer(SpikeGuard(**GUARD), Spoiler(13), watch, eval_interval="1ba", **options) as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == (batch or 15)
+    assert_equal(final.last, watch.after[12][0])
+    if not event.endswith("_checkpoint"):  # a callback that stops there comes after the checkpoint of that batch
+        assert_equal(final.saved, final.last)
+    ((first, last, worst, *_),) = memory.tables["spike_guard"]["rows"]
+    assert (first, last, worst) == (13, batch or 15, 14)
 
 
 def test_one_spike_more_than_the_limit_ends_the_run(make_trainer):

@@ -216,6 +216,7 @@ def assemble(experiment: Experiment, run_dir: Path, run_name: str, **parts: Any)
     config = hidden_everywhere(experiment.plain)
     supplied = {"run_dir": run_dir, "run_name": run_name, "progress_bar": False, "config": config}
     trainer = experiment.trainer.make([*experiment.sections()], **supplied, **parts)
+    trainer.warns_of_divergence = False
     use_one_thread_if_short(trainer.state)
     return trainer
 

@@ -89,6 +89,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
 
 
 @contextmanager
+    trainer.warns_of_divergence = True  # no command will report it
 def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
     """Write the result of `fit`, `eval` or `predict` to `result.json`, and add notes to errors. All ranks."""
     from runner.trials.diagnosis import noting_faults

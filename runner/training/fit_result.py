@@ -23,12 +23,12 @@ class FitResult:
     best: Path | None
     """The best checkpoint by the `monitor` of a `CheckpointSaver`; None without one, and on ranks other than 0."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, warns: bool = True) -> None:
         self.run_dir = state.run_dir
         checkpoints = (getattr(callback, "best_checkpoint", None) for callback in state.callbacks)
         self.best = next(filter(None, checkpoints), None)
         self._values = {label: dict(values) for label, values in state.metric_values.items()}
-        if not state.config and is_rank_zero():  # a command, whose run has a config, fails if it has diverged
+        if warns and is_rank_zero():
             loss = float(getattr(state, "total_loss", 0.0))  # The intended sync: training is over.
             if not math.isfinite(loss):
                 remedy = "lower the learning rate, or look for nan in the data; NaNMonitor ends such a run at once"

@@ -205,7 +205,7 @@ class Trainer:
         # one requested.
         with self._interrupt.listening(), self._running():
             loop.fit(self.run)
-        return FitResult(state)
+        return FitResult(state, self.warns_of_divergence)
 
     def eval(
         self, eval_dataloader: Any = None, checkpoint: str | Path | None = None
@@ -357,6 +357,7 @@ class Trainer:
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
         self._layout.move(model, state.device, state.precision.weight_dtype)
+        self.warns_of_divergence = True  # a command ends with an error instead
         base.forget_changed(model)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)

@@ -61,6 +61,16 @@ def test_a_trainer_from_a_config_trains_like_the_command(folder: Path, run_here:
         assert results[0][key] == results[1][key], key
 
 
+def test_a_diverged_fit_is_reported_once_in_python_and_by_a_command(
+    folder: Path, run_here: Any, capfd: pytest.CaptureFixture[str]
+):
+    diverges = (*SHORT, "optimizer.lr=1e30")
+    assert run_here(*diverges, code=3).err.count("the loss of the last batch is nan") == 1
+    with Trainer.from_config(*diverges) as trainer:
+        trainer.fit()
+    assert capfd.readouterr().err.count("the loss of the last batch is nan: ") == 1
+
+
 class Fails(Callback):
     def __init__(self, error: str) -> None:
         self.error = error

@@ -47,8 +47,9 @@ def test_fit_returns_the_final_metrics(tmp_path: Path):
     assert repr(result).startswith("FitResult(") and "eval/loss" in repr(result)
 
 
-def test_fit_warns_if_the_last_loss_is_not_a_number(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with make_trainer(tmp_path) as trainer:
+@pytest.mark.parametrize("config", [None, {"model": "mine"}], ids=["no config", "a config to record"])
+def test_fit_warns_if_the_last_loss_is_not_a_number(tmp_path: Path, caplog: pytest.LogCaptureFixture, config: Any):
+    with make_trainer(tmp_path, config=config) as trainer:
         trainer.fit()
         assert not caplog.messages
         with torch.no_grad():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from runner.failures.errors import wrong_argument
 from runner.timing.time import Interval, Time, TimeUnit
@@ -99,6 +99,11 @@ def check_keys(name: str, value: Mapping[str, Any], known: Collection[str], owne
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
             raise wrong_argument(name, dict(value), f"{owner} has no {key!r}; did you mean {near!r}?")
+
+
+def refuse_closed(*_: Any, **__: Any) -> NoReturn:
+    """Stand in for the methods of a closed Trainer."""
+    raise RuntimeError("this Trainer is closed, by close(), a `with` block that is over, or an error; make a new one")
 
 
 def check_flag(name: str, value: Any, none: str) -> None:

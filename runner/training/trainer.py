@@ -24,7 +24,7 @@ from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.sharding import Layout
 from runner.distributed.signals import Interrupt
-from runner.failures.checks import check_session, check_subset, name_of_loader
+from runner.failures.checks import check_session, check_subset, name_of_loader, refuse_closed
 from runner.files.values import LocalPath
 from runner.libraries.typed import restored_generators
 from runner.models.model import Model, own_forward_methods
@@ -263,11 +263,14 @@ class Trainer:
         try:
             self.engine.close()
         finally:
+            vars(self).update(dict.fromkeys(("fit", "eval", "predict", "save_checkpoint"), refuse_closed))
             self._restore_numerics()
             if self._steps is not None:
                 self._steps.close()
             if self._made_group:
-                self._release_ddp()
+                self.state.model = self.state.unwrapped_model  # the DDP wrapper must not outlive the process group
+                if hasattr(self, "run"):
+                    self.run.bind(self.state.unwrapped_model)
                 collectives.destroy_process_group(self.state.error)
 
     def __repr__(self) -> str:
@@ -353,11 +356,11 @@ class Trainer:
         self._steps: Steps | None = None
         self._interrupt = Interrupt(state.stop_training if in_notebook() else None)
         self.error_context: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors
+        self.warns_of_divergence = True  # a command ends with an error instead
         model = state.unwrapped_model
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
         self._layout.move(model, state.device, state.precision.weight_dtype)
-        self.warns_of_divergence = True  # a command ends with an error instead
         base.forget_changed(model)
         state.optimizers = existing_optimizers(optimizers)
         fire(Event.INIT)
@@ -393,9 +396,3 @@ class Trainer:
             accumulate=choose_accumulation(state, reduces_in_backward),
             reduces_in_backward=reduces_in_backward,
         )
-
-    def _release_ddp(self) -> None:
-        """Drop the DDP wrapper, which must not outlive the process group."""
-        self.state.model = self.state.unwrapped_model
-        if hasattr(self, "run"):
-            self.run.bind(self.state.unwrapped_model)

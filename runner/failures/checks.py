@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn
+from pkgutil import resolve_name
+from typing import Any, NoReturn, TypeVar
 
-from runner.failures.errors import wrong_argument
+from runner.failures.errors import WrongType, wrong_argument
 from runner.timing.time import Interval, Time, TimeUnit
 
 log = logging.getLogger("runner")
 
+F = TypeVar("F", bound=Callable[..., Any])
 MANY = 10_000  # batches after which a loader without a length seems endless, in evaluations and predictions
 
 
@@ -99,6 +102,30 @@ def check_keys(name: str, value: Mapping[str, Any], known: Collection[str], owne
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
             raise wrong_argument(name, dict(value), f"{owner} has no {key!r}; did you mean {near!r}?")
+
+
+def refusing_unknown(about: str) -> Callable[[F], F]:
+    """Return a decorator that lets a constructor refuse unknown arguments with advice.
+
+    Args:
+        about: the path of a function from the argument's name, its value and the known names to the advice.
+    """
+
+    def decorate(init: Any) -> Any:
+        known = inspect.signature(init).parameters
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **arguments: Any) -> None:
+            for name, value in arguments.items():
+                if name not in known:
+                    shown = repr(value) if isinstance(value, str | float | int | None) else type(value).__name__
+                    reason = f"no such argument; {resolve_name(about)(name, value, known)}"
+                    raise WrongType(f"{name}={shown}: {reason}", name, value, reason)
+            init(self, *args, **arguments)
+
+        return checked
+
+    return decorate
 
 
 def refuse_closed(*_: Any, **__: Any) -> NoReturn:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from hydra import compose
 from omegaconf import open_dict
 
@@ -18,6 +20,8 @@ from runner.cli.catalogue import CONF
 from runner.cli.command import CONFIG_DIR, Command
 from runner.cli.command_line import merge_repeated, search_path
 from runner.cli.declared import with_quotes
+from runner.cli.foreign import about_foreign
+from runner.cli.nearest import nearest
 from runner.cli.spelling import check_spelling
 from runner.cli.verbs import VERBS
 from runner.config import build
@@ -85,11 +89,23 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         trainer = build.build(job.experiment, run_dir, name)
         record(trainer, job)
     trainer.error_context = partial(_recorded, trainer, job)
+    trainer.warns_of_divergence = True  # no command will report it
     return trainer
 
 
+def about_argument(name: str, value: Any, known: Collection[str]) -> str:
+    """Return what to write instead of an argument that the Trainer does not have, perhaps one of another library."""
+    foreign = about_foreign(name, value if isinstance(value, str | float | int) else None)
+    if foreign is None:
+        return nearest(name, known, most=0, otherwise="help(runner.Trainer) lists its arguments")
+    match = re.match(r"write trainer\.(\w+)=([^\s;]+)(?! \+)", foreign)
+    if match is None:
+        return f"on the command line, {foreign}"
+    ours = match[2] if match[2] == "..." else repr(yaml.safe_load(match[2]))
+    return f"write {match[1]}={ours}{foreign[match.end() :]}"
+
+
 @contextmanager
-    trainer.warns_of_divergence = True  # no command will report it
 def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
     """Write the result of `fit`, `eval` or `predict` to `result.json`, and add notes to errors. All ranks."""
     from runner.trials.diagnosis import noting_faults

@@ -24,7 +24,7 @@ from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.sharding import Layout
 from runner.distributed.signals import Interrupt
-from runner.failures.checks import check_session, check_subset, name_of_loader, refuse_closed
+from runner.failures.checks import check_session, check_subset, name_of_loader, refuse_closed, refusing_unknown
 from runner.files.values import LocalPath
 from runner.libraries.typed import restored_generators
 from runner.models.model import Model, own_forward_methods
@@ -99,6 +99,7 @@ class Trainer:
         ValueError, TypeError: an argument is wrong; the message names it.
     """
 
+    @refusing_unknown("runner.program.in_python:about_argument")  # by name: a room above
     def __init__(
         self,
         *,

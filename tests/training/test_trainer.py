@@ -189,6 +189,25 @@ def test_fit_needs_data_and_optimizers():
             trainer.fit()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("max_epochs", 3, "write max_duration='3ep'"),
+        ("accumulate_grad_batches", 4, "write grad_accum=4; it divides data.batch_size into that many microbatches"),
+        ("gpus", 2, "on the command line, write launch.nproc_per_node=2"),
+        ("val_check_interval", "", "write eval_interval='500ba'; ep are epochs, ba batches, dur fractions of training"),
+        ("max_steps", [], "write max_duration='...ba'"),
+        ("train_dataloaders", [], "did you mean 'train_dataloader'?"),
+        ("xyz", 1.0, "help(runner.Trainer) lists its arguments"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_the_one_that_is_meant(name: str, value: Any, advice: str):
+    with pytest.raises(TypeError) as caught:
+        make_trainer(**{name: value})
+    shown = "list" if value == [] else repr(value)
+    assert str(caught.value) == f"{name}={shown}: no such argument; {advice}"
+
+
 def test_a_model_that_is_no_runner_model_is_refused():
     with pytest.raises(TypeError, match="model=Linear: must be a runner.Model"):
         make_trainer(model=nn.Linear(3, 2))

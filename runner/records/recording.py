@@ -133,12 +133,13 @@ def kept(result: Result, folder: Path) -> Iterator[None]:
     earlier_seconds = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
     result.reported = before.reported if before is not None else []
-    _write(result, folder)
+    is_written = _write(result, folder)
     try:
         yield
         result.status = "FINISHED"
     except WrongConfig:
-        _put_back(before, folder)
+        if is_written:
+            _put_back(before, folder)
         raise
     except SessionOver as over:
         result.status = over.status
@@ -156,7 +157,7 @@ def kept(result: Result, folder: Path) -> Iterator[None]:
         if result.status != "RUNNING":
             if meter is not None:
                 result.load = meter.read(before.load if before is not None else {}, earlier_seconds)
-            _write(result, folder)
+            _write(result, folder, warns=is_written)  # at the first failure only
             set_fields(result=result.as_json() | {"folder": str(folder)})
 
 
@@ -182,13 +183,18 @@ def timing(result: Result, error_context: Callable[[], AbstractContextManager[No
         result.seconds += time.perf_counter() - began
 
 
-def _write(result: Result, folder: Path) -> None:
+def _write(result: Result, folder: Path, warns: bool = True) -> bool:
+    """Write a result, and return whether that was possible. Any rank; rank 0 writes."""
     if is_rank_zero():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             result.write(folder)
         except OSError as error:
-            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / RESULT, error)
+            if warns:
+                effect = "A sweep will not know the result of this run"
+                log.warning("%s was not written: %s. %s", folder / RESULT, error, effect)
+            return False
+    return True
 
 
 def _put_back(before: Result | None, folder: Path) -> None:

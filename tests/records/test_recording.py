@@ -52,6 +52,15 @@ def test_the_seconds_of_a_run_count_only_training_and_evaluation(
     assert seconds("evaluated") == pytest.approx(3)
 
 
+@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 2)])
+def test_a_result_that_cannot_be_written_is_reported_once(run_here: Any, tmp_path: Path, fails: bool, code: int):
+    (tmp_path / "run" / "result.json").mkdir(parents=True)
+    wrong = ("callbacks.checkpoint_saver.monitor=missing",) if fails else ()
+    done = run_here("model=mlp", "trainer.max_duration=1ba", *QUIET, *wrong, "hydra.run.dir=run", code=code)
+    assert done.err.count("run/result.json was not written: ") == 1
+    assert "Traceback" not in done.err and (tmp_path / "run" / "result.json").is_dir()
+
+
 def test_resuming_an_interrupted_run_with_a_length_that_it_has_passed_is_refused(run_here: Any, tmp_path: Path):
     run_here("model=mlp", "trainer.max_duration=3ep", "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
     file = tmp_path / "run" / "result.json"

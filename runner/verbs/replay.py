@@ -7,6 +7,7 @@ batch in which the run failed, from its crash.zip.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -242,14 +243,17 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _picture_file(job: Job, batch: int) -> str:
-    """Return the path of the picture: a name without a folder is put into the run, unless that is only temporary."""
+    """Return the path of the picture: a name without a folder is put into the run, unless that is only temporary.
+
+    If the run's folder is read-only, it is put into the working directory.
+    """
     name = job.command.options["picture"]
     if not name or "/" in name:
         return name
     run = Path(str(job.command.run))
     # Without a batch, the source is the unpacked crash.zip of the run.
     folder = Path(job.source) if job.command.batch else run
-    folder = Path() if run.is_file() or "://" in str(run) else folder
+    folder = Path() if run.is_file() or "://" in str(run) or not os.access(folder, os.W_OK) else folder
     return str(folder / "replay" / f"ba{batch}" / name)
 
 
@@ -260,8 +264,9 @@ def _draw(inputs: Any, rows: list[int], captions: list[str], path: str, title: s
     images = find_images(inputs)
     if not (path and rows) or images is None:
         return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(path), draw_images(images[rows], captions, title, Path(path).suffix[1:]))
+    picture = draw_images(images[rows], captions, title, Path(path).suffix[1:])
+    with config_errors():
+        write_atomically(Path(path), picture)
     return path
 
 
@@ -276,7 +281,9 @@ def _write(path: Path, noted: ReplayedBatch) -> None:
         tensors["losses"] = torch.tensor(noted.losses)
     if noted.indices and None not in noted.indices:
         tensors["indices"] = torch.tensor(noted.indices)
-    write_atomically(path, save({name: tensor.clone().contiguous() for name, tensor in tensors.items()}))
+    content = save({name: tensor.clone().contiguous() for name, tensor in tensors.items()})
+    with config_errors():
+        write_atomically(path, content)
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:

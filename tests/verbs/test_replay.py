@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -113,6 +114,21 @@ def test_an_empty_name_makes_no_picture_and_the_default_is_in_the_run(tmp_path: 
     run_here("replay", "run", "~callbacks.own", code=0)
     assert [path.name for path in tmp_path.rglob("*.png")] == ["worst.png"]
     assert (tmp_path / "run" / "replay" / "ba3" / "worst.png").is_file()
+
+
+def test_a_read_only_run_is_replayed_and_a_file_that_cannot_be_written_is_one_message(
+    finished: Path, tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    for option in ("--picture=file/a.png", "--to=file/a.safetensors"):
+        refused = run_here("replay", str(finished), "2", option, code=2)
+        assert refused.err == "error: cannot use 'file': File exists\n"
+    access = os.access  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != finished and access(path, mode))
+    before = tree(finished)
+    picture = replay(run_here, str(finished), 2)["picture"]
+    assert picture == "replay/ba2/worst.png" and (tmp_path / picture).is_file()
+    assert tree(finished) == before
 
 
 def test_only_samples_that_selective_backprop_keeps_are_listed(tmp_path: Path, run_here: Any):

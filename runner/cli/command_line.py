@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice
-from runner.failures.errors import WrongKey
+from runner.failures.errors import WrongKey, wrong_argument
 from runner.terminal.commands import in_quotes, unquoted
 
 LISTS = ("callbacks", "algorithms")
@@ -109,6 +109,7 @@ WITH_VALUE = {
     "--config-dir": "-cd",
 }
 TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 OPTIONS = (*FLAGS, *WITH_VALUE)
 """Hydra's command-line options; Hydra has no public list of them."""
 _VALUES: dict[str, str] = dict.fromkeys(("--cfg", "-c"), "job, hydra or all, the part of the config to print")
@@ -135,6 +136,10 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
         if name in TAKE_VALUES - {"--info", "-i"} and (not value or value.startswith("-")):
             raise WrongKey(name, f"needs a value: {_VALUES.get(name, '--hydra-help explains it')}")
+        if key_of(argument) in FOLDERS and equals and (given := unquoted(value)) in ("", "null"):
+            raise WrongKey(
+                key_of(argument), "must be a folder; without this key, a new one is made in outputs/", repr(given)
+            )
         if name in ("--cfg", "-c") and value not in ("job", "hydra", "all"):
             raise WrongKey(name, f"must be {_VALUES[name]}", repr(value))
 
@@ -182,9 +187,19 @@ def check_spaces(arguments: Sequence[str]) -> None:
 
 
 def config_dir(arguments: Sequence[str]) -> Path | None:
-    """Return the folder of the `--config-dir` option, or None without that option."""
-    folder = _parse(arguments).config_dir
-    return None if folder is None else Path(folder).absolute()
+    """Return the folder of the `--config-dir` option, or None without that option.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    typed = _parse(arguments).config_dir
+    if typed is None:
+        return None
+    folder = Path(typed).absolute()
+    if not folder.is_dir():
+        reason = "this is a file; give its folder" if folder.exists() else "no such folder"
+        raise wrong_argument("--config-dir", str(folder), reason)
+    return folder
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

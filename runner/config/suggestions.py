@@ -89,8 +89,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
         fix = f"{key}=[{value}]" if key in LISTS else ""
         return Advice(f"{match[1]}: several values; {listed}add -m to run each").with_facts(key=key, fix=fix)
-    key = "--config-dir" if text.startswith("Additional config directory") else ""
-    return Advice(text.partition("\n\n")[0]).with_facts(key=key)
+    return text.partition("\n\n")[0]
 
 
 def _as_advice(text: str) -> Advice:

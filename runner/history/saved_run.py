@@ -89,8 +89,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
     if typed is None:
         return None
     arguments = command.overrides
-    if (own_conf := config_dir(arguments)) is not None and not own_conf.is_dir():
-        raise wrong_argument(CONFIG_DIR, str(own_conf), "no such directory")
+    config_dir(arguments)  # a missing folder is refused before the run is searched for
     if is_address(typed):
         folder = download_run(typed, keep=command.row.trains and command.row.uses_run != "rerun")
         return _read(command, without_credentials(typed), str(folder), folder, mirror_of(typed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ def test_hydra_options_are_known(run_here: Any):
     options = re.findall(r"^(--[\w-]+)((?:,-\w+)?) :", help_text, re.MULTILINE)
     assert dict(options) == {name: f",{short}" if short else "" for name, short in {**FLAGS, **WITH_VALUE}.items()}
     check_options(["-m", "--cfg", "job", "--config-dir=x", "--multi", "seed=-1", "~callbacks.x", "a=--b"])
+    check_options(["hydra.run.dir=.", "~hydra.sweep.dir"])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,8 @@ def test_hydra_options_are_known(run_here: Any):
         ("--cfg", ("--cfg: needs a value: job, hydra or all",)),
         ("-c=jobs", ("-c='jobs': must be job, hydra or all",)),
         ("--config-dir=", ("--config-dir: needs a value",)),
+        ("hydra.run.dir=", ("hydra.run.dir='': must be a folder; without this key, a new one is made in outputs/",)),
+        ("hydra.sweep.dir=null", ("hydra.sweep.dir='null': must be a folder",)),
         ("hydra.launcher=joblib", ("is a group, written with a slash: hydra/launcher=joblib",)),
     ],
 )
@@ -64,3 +68,10 @@ def test_other_options_are_refused(argument: str, parts: tuple[str, ...]):
     with pytest.raises(ValueError) as raised:
         check_options(["seed=1", argument])
     assert all(part in str(raised.value) for part in parts), raised.value
+
+
+@pytest.mark.parametrize("command", ["--config-dir missing", "-cd=missing check", "list --config-dir=missing"])
+def test_a_config_dir_that_does_not_exist_is_one_message(run_here: Any, tmp_path: Path, command: str):
+    refused = run_here(*command.split(), code=2)
+    assert refused.err == f"error: --config-dir={str(tmp_path / 'missing')!r}: no such folder\n"
+    assert [*tmp_path.iterdir()] == []

@@ -149,7 +149,7 @@ def test_a_typed_config_dir_replaces_the_recorded_one(run: Path, run_here: Calla
     assert arguments_of(tmp_path / "again") == [f"--config-dir={tmp_path / 'other'}", *MADE]
     assert weights(tmp_path / "again") == weights(run)
     missing = run_here("rerun", str(run), "--config-dir=missing", code=2)
-    assert missing.err == f"error: --config-dir={str(tmp_path / 'missing')!r}: no such directory\n"
+    assert missing.err == f"error: --config-dir={str(tmp_path / 'missing')!r}: no such folder\n"
 
 
 @pytest.mark.slow

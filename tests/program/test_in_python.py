@@ -181,6 +181,12 @@ def test_a_wrong_config_is_one_message_and_leaves_nothing(folder: Path, override
     assert run_folders(folder) == []
 
 
+def test_from_config_refuses_a_config_dir_that_does_not_exist(folder: Path):
+    with pytest.raises(WrongConfig, match="^--config-dir='.*/missing': no such folder$"):
+        Trainer.from_config(config_dir="missing")
+    assert run_folders(folder) == []
+
+
 def test_from_config_reads_a_config_dir(folder: Path):
     (folder / "mine" / "model").mkdir(parents=True)
     small = "_target_: runner.ClassificationModel\nnum_classes: 10\nmodule:\n  _target_: runner.models.MLP\n"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,12 +181,24 @@ def _as_written(value: Any, lines: list[str]) -> str:
 
 
 def _comment(key: Any, value: Any, lines: list[str]) -> str:
-    """Return the comment beside a value, beside its key, or on the line above."""
-    line = value.end_mark.line
-    beside = lines[line][value.end_mark.column :] if line < len(lines) else ""
-    head = lines[key.start_mark.line]
-    above = lines[key.start_mark.line - 1] if key.start_mark.line else ""
-    for text in (beside, head if line != key.start_mark.line else "", above if above.lstrip().startswith("#") else ""):
+    """Return the comment above a key and the one beside its value, or beside the key.
+
+    Comment lines above a key are indented as the key is. A comment beside it goes on in lines that are indented deeper.
+    """
+    column, first, last = key.start_mark.column, key.start_mark.line, value.end_mark.line
+    ends = {last: lines[last][value.end_mark.column :] if last < len(lines) else ""}
+    ends.setdefault(first, lines[first])
+    beside = ""
+    for line, text in ends.items():
         if match := re.search(r"(?:^|\s)#\s*(.*)", text):
-            return match[1]
-    return ""
+            beside = " ".join([match[1], *_comments(lines[line + 1 :], rf"\s{{{column + 1},}}#")])
+            break
+    above = _comments(lines[:first][::-1], rf"\s{{{column}}}#")[::-1]
+    if len(above) == first:  # at the top of the file, which it describes
+        above = [] if beside else above[-1:]
+    return "; ".join(filter(None, [" ".join(above), beside]))
+
+
+def _comments(lines: list[str], start: str) -> list[str]:
+    """Return the texts of the comments with which lines begin."""
+    return [line.lstrip("# ") for line in takewhile(re.compile(start).match, lines)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from runner.cli.catalogue import CONF, Key, choices, chosen_in, default_choices, keys_of
+import pytest
+
+from runner.cli.catalogue import CONF, Choice, Key, choices, chosen_in, default_choices, keys_of
 
 TEXT = """\
 # @package _global_
@@ -21,6 +24,13 @@ optimizer:
   betas: [0.9, # first
     0.95] # both
   name: "a # b"  # beside
+  # both of them, which are
+  # large
+  eps: 1  # first,
+    # second,
+          # third
+  # single
+  foreach: null  # flag
 """
 
 
@@ -29,8 +39,20 @@ def test_keys_have_the_comments_above_or_beside_them():
         Key("optimizer.lr", "0.1", "above"),
         Key("optimizer.betas", "[0.9, 0.95]", "both"),
         Key("optimizer.name", '"a # b"', "beside"),
+        Key("optimizer.eps", "1", "both of them, which are large; first, second, third"),
+        Key("optimizer.foreach", "null", "single; flag"),
     ]
     assert keys_of("a: [") == keys_of("") == keys_of("- 1") == []
+
+
+@pytest.mark.parametrize("choice", choices(CONF), ids=lambda choice: choice.typed)
+def test_no_comment_of_a_config_is_left_out(choice: Choice):
+    if choice.group in ("experiment", "sweep"):  # the comments there are about several keys
+        return
+    shown = " ".join(key.comment for key in choice.keys)
+    below = re.sub(r"\A(#.*\n)+", "", choice.text)
+    comments = re.findall(r"^\s*# *(.+)", below, re.MULTILINE)
+    assert [comment for comment in comments if comment not in shown] == []
 
 
 def test_a_recipe_is_described_without_its_command(tmp_path: Path):

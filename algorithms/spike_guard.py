@@ -187,6 +187,8 @@ class SpikeGuard(Algorithm):
         message = f"batch {first + worst} (counted from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
         if excess[worst].isfinite():
             message += f", {excess[worst]:.1f} deviations above the median of the last {self.window} batches"
+        if self._spikes and self._spikes[-1][0] == first:  # the end of an earlier fit cut this interval short
+            self._spikes.pop()
         if len(self._spikes) == self.limit:
             raise divergence(
                 f"{message}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "

@@ -179,6 +179,15 @@ def test_final_weights_are_checked_however_training_ends(make_trainer, duration:
     assert (first, last, worst) == (13, batch or 15, 14)
 
 
+def test_a_prolonged_run_counts_a_spike_once(make_trainer):
+    memory = InMemoryLogger()
+    with make_trainer(SpikeGuard(**GUARD, limit=1), Spoiler(13), max_duration="14ba", loggers=[memory]) as trainer:
+        trainer.fit()  # ends within the interval of the spike
+        trainer.fit("10ba")
+    ((first, last, worst, *_),) = memory.tables["spike_guard"]["rows"]
+    assert (first, last, worst) == (13, 16, 14)
+
+
 def test_one_spike_more_than_the_limit_ends_the_run(make_trainer):
     guard = SpikeGuard(**GUARD, limit=1)
     with (

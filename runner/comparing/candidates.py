@@ -297,8 +297,10 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
     """Check that two candidates were evaluated in the same way, and trained for the same length."""
     folders = {run.saved.identity: run.folder for run in a.runs}
-    if shared := [folders[run.saved.identity] for run in b.runs if run.saved.identity in folders]:
-        raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {min(shared)}")
+    if shared := [(folders[run.saved.identity], run.folder) for run in b.runs if run.saved.identity in folders]:
+        own, other = min(shared)
+        copy = "" if own.resolve() == other.resolve() else f", of which {other} is a copy by its {RESULT}"
+        raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {own}{copy}")
     foreign = [run for run in (*a.runs, *b.runs) if not run.is_described]
     if 0 < len(foreign) < len(a.runs) + len(b.runs):  # facts of other forms, see `describe_foreign`
         return

@@ -80,7 +80,7 @@ def test_copies_and_links_of_a_run_count_once(outputs: Path, run_here: Any):
     assert comparison["n"] == [8, 8] and comparison["means"][0] == pytest.approx(0.9025)
     assert "(8)" in run_here("table", "outputs/a", code=0).out
     error = run_here("verdict", "outputs/a/seed2", "outputs/a/copy", code=125).err
-    assert "contain the run outputs/a/seed2" in error
+    assert "contain the run outputs/a/seed2, of which outputs/a/copy is a copy by its result.json" in error
 
 
 def test_candidates_are_chosen_by_conditions_and_a_lower_loss_is_better(outputs: Path, run_here: Any):

@@ -18,10 +18,22 @@ from runner.distributed.collectives import any_rank
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
 from runner.failures.errors import wrong_argument
 from runner.models.classification import ClassificationModel
+from runner.models.entries import pick_value
 from runner.models.loss import total_of
 from runner.models.model import Model, in_eval_mode
+from runner.models.supervised import SupervisedModel, squeeze_column
 
 log = logging.getLogger("runner")
+
+_ELEMENTWISE = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.PoissonNLLLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss, nn.KLDivLoss),
+)
+_ELEMENTWISE_FUNCTIONS = (
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+    *(F.poisson_nll_loss, F.soft_margin_loss, F.hinge_embedding_loss, F.kl_div),
+)
+"""Losses of torch that compare each output with its target, and broadcast those of different shapes."""
 
 MOST_SAMPLES = 8  # samples to compare when a microbatch holds a single one
 
@@ -37,7 +49,8 @@ def check_loss(state: State, loss: Any, name: str, trains: bool) -> None:
 
     Raises:
         TypeError: the loss is neither a zero-dimensional tensor nor a dict of such tensors.
-        ValueError: the loss has no gradient, or a classifier has outputs for another number of classes.
+        ValueError: the loss has no gradient, a classifier has outputs for another number of classes, or outputs and
+            targets of a loss that compares them one by one have different shapes.
     """
     model = state.unwrapped_model
     source = f"{type(model).__name__}.{name}"
@@ -52,6 +65,7 @@ def check_loss(state: State, loss: Any, name: str, trains: bool) -> None:
         raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")
     if name == "loss":
         _check_outputs(model, state.outputs)
+        _check_targets(model, state.outputs, state.microbatch if trains else state.batch)
 
 
 def _check_outputs(model: Model, outputs: Any) -> None:
@@ -75,6 +89,27 @@ def _check_outputs(model: Model, outputs: Any) -> None:
     is_softmax = outputs.grad_fn is not None and outputs.grad_fn.name() == "SoftmaxBackward0"
     if takes_logits and is_softmax and get_global_rank() == 0:
         log.warning("the outputs are probabilities, but the loss takes logits: leave out the model's softmax")
+
+
+def _check_targets(model: Model, outputs: Any, batch: Any) -> None:
+    """Check that outputs have the shape of the targets if torch's loss would compare each output with all targets.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if not isinstance(model, SupervisedModel) or type(model).loss is not SupervisedModel.loss:
+        return
+    function = getattr(model.loss_fn, "func", model.loss_fn)  # `func` of a partial
+    is_elementwise = isinstance(function, _ELEMENTWISE) or function in _ELEMENTWISE_FUNCTIONS
+    targets = pick_value(batch, model.targets, "targets")
+    if not (is_elementwise and isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        return
+    outputs = squeeze_column(outputs, targets)
+    if outputs.shape != targets.shape:
+        shapes = f"{tuple(targets.shape)}, but the outputs of {type(model.module).__name__} {tuple(outputs.shape)}"
+        name = getattr(function, "__name__", type(function).__name__)
+        reason = f"have the shape {shapes}, which {name} would broadcast; return outputs in the shape of the targets"
+        raise wrong_argument("targets", model.targets, reason)
 
 
 def warn_of_split_means(state: State, lengths: Iterable[int | None], loss: Callable[..., Any], part: Any) -> bool:

@@ -82,7 +82,7 @@ class SupervisedModel(Model):
         positional, named = pick(batch, self.targets, "targets")
         if len(positional) == 1 and isinstance(positional[0], Tensor) and isinstance(outputs, Tensor):
             target = positional[0]
-            outputs = _squeeze_column(outputs, target)
+            outputs = squeeze_column(outputs, target)
             has_same_shape = target.ndim == outputs.ndim and target.shape == outputs.shape
             if has_same_shape and not (target.is_floating_point() or target.is_complex()):
                 positional = [target.to(outputs.dtype)]
@@ -123,7 +123,7 @@ class SupervisedModel(Model):
         """
         positional, named = self._metric_targets(batch, outputs)
         if len(positional) == 1 and isinstance(outputs, Tensor):
-            outputs = _squeeze_column(outputs, positional[0])
+            outputs = squeeze_column(outputs, positional[0])
         update_checked(metric, outputs, positional, named)
 
     def flops_per_batch(self, batch: Any) -> float | None:
@@ -206,7 +206,7 @@ def _describe(value: Any) -> str:
     return f"type {type(value).__name__}"
 
 
-def _squeeze_column(outputs: Tensor, target: Any) -> Tensor:
+def squeeze_column(outputs: Tensor, target: Any) -> Tensor:
     """Return outputs `(N, ..., 1)` as `(N, ...)` if that is the shape of the target, and otherwise unchanged."""
     is_column = isinstance(target, Tensor) and outputs.ndim == target.ndim + 1 and outputs.shape[-1] == 1
     return outputs.squeeze(-1) if is_column and outputs.shape[:-1] == target.shape else outputs

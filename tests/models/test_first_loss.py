@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +42,15 @@ class LossInForward(Model):
 
     def loss(self, outputs, batch):
         return outputs["loss"]
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs):
+        return inputs * self.scale
 
 
 class WithLossWeight(LossInForward):
@@ -132,3 +143,37 @@ def test_probabilities_that_go_into_cross_entropy_get_a_warning(
     fit(ClassificationModel(nn.Sequential(nn.Linear(3, 5), layer), num_classes=5, loss_fn=loss_fn))
     warned = [message for message in caplog.messages if "the outputs are probabilities" in message]
     assert len(warned) == is_warned
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss_fn", [nn.MSELoss(), nn.HuberLoss(), F.l1_loss, partial(F.poisson_nll_loss, full=True)])
+@pytest.mark.parametrize("shapes", [((), (1,)), ((1,), (1, 1))], ids=str)
+def test_outputs_that_a_loss_would_broadcast_to_the_targets_are_refused(loss_fn: Any, shapes: Any):
+    outputs, targets = (torch.randn(8, *shape) for shape in shapes)
+    loader = TensorLoader(outputs, targets, batch_size=8, shuffle=False)
+    model = SupervisedModel(Scaled(), loss_fn)
+    shown = f"{tuple(targets.shape)}, but the outputs of Scaled {tuple(outputs.shape)}"
+    message = re.escape(f"targets=1: have the shape {shown}, which")
+    for use in ("train_dataloader", "eval_dataloader"):
+        loaders: dict[str, Any] = {use: loader}
+        trainer = Trainer(model=model, optimizers=torch.optim.SGD, device="cpu", **loaders)
+        with trainer, pytest.raises(ValueError, match=message):
+            trainer.fit() if use == "train_dataloader" else trainer.eval()
+
+
+@pytest.mark.parametrize("shapes", [((1,), ()), ((1,), (1,)), ((), ()), ((2, 1), (2,)), ((3,), (3,))], ids=str)
+def test_outputs_in_the_shape_of_the_targets_or_with_one_column_are_trained(shapes: Any):
+    outputs, targets = (torch.randn(8, *shape) for shape in shapes)
+    loader = TensorLoader(outputs, targets, batch_size=8, shuffle=False)
+    model = SupervisedModel(Scaled(), nn.MSELoss())
+    with Trainer(
+        model=model, train_dataloader=loader, max_duration="1ba", optimizers=torch.optim.SGD, device="cpu"
+    ) as trainer:
+        trainer.fit()
+
+
+def test_a_loss_function_of_ones_own_may_take_targets_of_another_shape():
+    loader = TensorLoader(torch.randn(8), torch.randn(8, 1), batch_size=8, shuffle=False)
+    model = SupervisedModel(Scaled(), lambda outputs, targets: F.mse_loss(outputs, targets[:, 0]))
+    with Trainer(model=model, eval_dataloader=loader, device="cpu") as trainer:
+        trainer.eval()

@@ -182,7 +182,7 @@ class MLflowLogger(LoggerDestination):
         if self._session is not None:
             self._session.begin()
 
-    eval_standalone_start = predict_start = _begin
+    eval_batch_end = predict_batch_end = _begin  # a config refused in the first batch leaves no run
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         self._append({"params": flatten(hyperparameters)})

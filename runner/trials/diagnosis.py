@@ -35,6 +35,9 @@ NO_CHOICES: Choices = MappingProxyType({})
 OF_THE_ENVIRONMENT = (OSError, MemoryError, RankFailed)
 """Exceptions of a first batch that may not recur, unlike those of a batch that does not fit the model."""
 
+_CLOCKS = {"eval": "eval_timestamp", "predict": "predict_timestamp"}
+"""The attribute of the State that counts the batches of a verb that does not train."""
+
 MAX_MESSAGE = 300  # characters shown of an error's own message
 
 STEPS = {
@@ -109,7 +112,7 @@ def noting_faults(experiment: Experiment, choices: Choices) -> Iterator[None]:
 
 @contextmanager
 def noting_first_batch(job: Job, state: State) -> Iterator[None]:
-    """Add the notes of `noting_faults`, and a refusal of the config if a new run fails in its first batch.
+    """Add the notes of `noting_faults`, and a refusal of the config if a new run, or a verb, fails in its first batch.
 
     The refusal is a fact of the exception, and so reaches all ranks.
     """
@@ -118,7 +121,8 @@ def noting_first_batch(job: Job, state: State) -> Iterator[None]:
             yield
     except Exception as error:
         may_not_recur = isinstance(error, OF_THE_ENVIRONMENT) or is_of_environment(error)
-        if state.timestamp.batch == 0 and not may_not_recur and not facts_of(error).divergence:
+        now = getattr(state, _CLOCKS.get(job.command.verb, "timestamp"))
+        if now.batch == 0 and not may_not_recur and not facts_of(error).divergence:
             annotate(error, refusal=_describe(error, job.experiment, job.choices), section=_section(error))
         raise
 
@@ -261,7 +265,8 @@ def _missing_class(error: Exception, experiment: Experiment) -> str:
         is_loss = frame.f_code in (functional.cross_entropy.__code__, functional.nll_loss.__code__)
         if is_loss and re.search(r"Target \d+ is out of bounds", str(error)):
             largest = int(frame.f_locals["target"].max())
-            key = f": model.num_classes={largest + 1}" if "num_classes" in experiment.model else ""
+            is_key = "num_classes" in experiment.model and not _has_weights(experiment)
+            key = f": model.num_classes={largest + 1}" if is_key else ""
             return f"\n  class {largest} needs outputs for {largest + 1} classes{key}"
     return ""
 
@@ -281,8 +286,14 @@ def _input_size(error: Exception, experiment: Experiment) -> str:
         for section in experiment.model.nested():
             if section.get(name) == getattr(layer, name) != size:
                 count = f"{size} {noun}{'s' * (size != 1)}, not {section.get(name)}"
-                return f"\n  an input has {count}: {section.path}.{name}={size}"
+                key = "" if _has_weights(experiment) else f": {section.path}.{name}={size}"
+                return f"\n  an input has {count}{key}"
     return ""
+
+
+def _has_weights(experiment: Experiment) -> bool:
+    """Return whether the model loads weights, so that its sizes cannot change."""
+    return experiment.trainer.get("load_path") is not None
 
 
 def _is_device_assert(error: Exception) -> bool:

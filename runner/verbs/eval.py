@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 def run(job: Job) -> Objective:
     """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks."""
-    from runner.records.evaluation import warn_of_other_data  # imports torch
+    # Imports torch.
+    from runner.records.evaluation import warn_of_other_data
+    from runner.trials.diagnosis import refusing_first_batch
 
     with recording(job) as result:
         with trainer_with_weights(job) as trainer:
@@ -42,7 +44,8 @@ def run(job: Job) -> Objective:
                 check_objective(trainer.state, job.experiment.objective)
                 evaluators = _to_evaluate(trainer.state, job.experiment.test)
             trainer.error_context = partial(timing, result, trainer.error_context)
-            values = trainer.eval(evaluators)
+            with refusing_first_batch():
+                values = trainer.eval(evaluators)
         result.measure(trainer.state, job.experiment.objective)
         warn_of_other_data(_recorded_evaluation(job), result.evaluation)
     rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
@@ -77,7 +80,7 @@ def trainer_with_weights(job: Job, new_rows: Any = None) -> Iterator[Trainer]:
     With a loader of `new_rows`, the run's own data is not read.
     """
     from runner.checkpoints.snapshot import read_timestamp
-    from runner.trials.diagnosis import noting_faults
+    from runner.trials.diagnosis import noting_first_batch
 
     with config_errors():
         trainer = build.build(job.experiment, Path(job.run_dir), job.run_name, new_rows=new_rows)
@@ -88,7 +91,7 @@ def trainer_with_weights(job: Job, new_rows: Any = None) -> Iterator[Trainer]:
             trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
         with config_errors():
             log_record(trainer.logger, job)
-        trainer.error_context = partial(noting_faults, job.experiment, job.choices)
+        trainer.error_context = partial(noting_first_batch, job, trainer.state)
         yield trainer
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 def run(job: Job) -> None:
     """Write the predictions of a run's weights to a file. All ranks."""
+    # Imports torch.
     from runner.records.predictions import write_predictions
+    from runner.trials.diagnosis import refusing_first_batch
 
     form = job.command.options["format"]
     new = job.command.options["data"]
@@ -39,6 +41,7 @@ def run(job: Job) -> None:
         else:
             trainer = stack.enter_context(trainer_with_weights(job))
             loaders = _own_loaders(job, trainer)
+        stack.enter_context(refusing_first_batch())
         stack.enter_context(timing(result, trainer.error_context))
         written = []
         files = []

@@ -151,15 +151,6 @@ def test_an_error_outside_of_a_step_describes_no_batch(run_here: Any):
     assert "the loss is" in ended.err and "with a batch of" not in ended.err
 
 
-@pytest.mark.slow
-def test_an_error_in_runner_eval_describes_the_batch(run_here: Any):
-    assert run_here("model=mlp", "algorithms=none", "trainer.max_duration=2ba").code == 0
-    ended = run_here("eval", "latest", "data=synthetic_images", "data.eval_batch_size=7")
-    assert ended.code == 1
-    expected = "in its forward pass in evaluation, with a batch of float32 (7, 3, 32, 32), int64 (7,) from "
-    assert expected in ended.err.splitlines()[-1]
-
-
 def test_a_device_assert_adds_a_note_about_check():
     with pytest.raises(RuntimeError) as raised, noting_batch(small_experiment()):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")

@@ -121,7 +121,8 @@ def load_broken() -> Any:
 def load_wide() -> Any:
     import torch
 
-    return TensorLoader(torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.int64), batch_size=8, shuffle=False), None
+    loader = TensorLoader(torch.zeros(32, 3, 8, 8), torch.zeros(32, dtype=torch.int64), batch_size=8, shuffle=False)
+    return loader, loader
 
 
 MODELS = (OwnModel, VectorLoss, TextLoss, DetachedLoss, NoOutputs, NarrowInput, FiveClasses)
@@ -221,6 +222,17 @@ def test_a_refused_run_leaves_nothing_in_mlflow_even_if_it_logged(folder: Path, 
     assert [path.name for path in run_folders(folder)] == before
     assert stores.query(folder / "outputs" / "mlflow.db", "select count(*) from runs") == [(1,)]
     assert not any((folder / "outputs" / ".mlflow_unsent").iterdir())
+
+
+@pytest.mark.parametrize("verb", ["eval", "predict"])
+def test_data_that_does_not_fit_the_weights_is_one_message_and_leaves_nothing(folder: Path, run_here: Any, verb: str):
+    run_here(*SHORT, "model=mlp", "hydra.run.dir=run", code=0)
+    ended = run_here(verb, "run", *data("load_wide"), code=2)
+    expected = "In its forward pass in evaluation, with a batch of float32 (8, 3, 8, 8), int64 (8,) from 0 to 0:"
+    assert ended.err.startswith(f"error: model=mlp does not fit data._target_=own.load_wide. {expected}\n")
+    assert "an input has 192 numbers, not 64\n" in ended.err  # no key changes the weights
+    assert "Traceback" not in ended.err and run_folders(folder) == []
+    assert stores.query(folder / "outputs" / "mlflow.db", "select count(*) from runs") == [(1,)]
 
 
 def test_values_logged_before_the_first_batch_are_recorded(folder: Path, run_here: Any):

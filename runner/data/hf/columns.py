@@ -24,6 +24,8 @@ from runner.libraries.hugging_face import import_hf
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")
 
+FEW = 10  # names of classes in a message
+
 NO_VALUE = "of its split has no value; fill it in, or leave the row out"
 """The end of the message about a row without a value in one of the columns."""
 
@@ -116,7 +118,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             raise wrong_argument(key, column, f"row {index} {NO_VALUE}")
         if isinstance(value, str) and self._numbers is not None:
             if value not in self._numbers:  # only in a stream: other names have been checked
-                raise wrong_argument("classes", self.classes, f"the column {column!r} also has {value!r}; add it")
+                raise unknown_class(None, index, column, value, self.classes, ())
             return torch.tensor(self._numbers[value])
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
@@ -156,16 +158,20 @@ def checked_whole(values: Any) -> Any:
     return values
 
 
-def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
+def class_names(
+    parts: Sequence[Any], targets: str, classes: Sequence[str] | None, sources: int = 1
+) -> list[str] | None:
     """Return the class names in order if the targets are texts or lists of texts, otherwise None.
 
     Args:
         parts: the rows of each split.
         targets: the column of targets.
-        classes: the class names in order; None: the sorted names in all parts.
+        classes: the class names in order; None: the sorted names in the first parts.
+        sources: number of these parts: 2 if rows to evaluate were drawn from those to train on, otherwise 1.
 
     Raises:
-        ValueError: a target is missing or not among `classes`; or `classes` are given although targets are not texts.
+        ValueError: a target is missing, not among `classes`, or only in later parts; or `classes` are given although
+            targets are not texts.
     """
     feature = parts[0].features.get(targets)
     if not is_text(feature) and not holds_texts(feature):
@@ -173,15 +179,43 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
         return None
     compute = import_hf("pyarrow.compute")
     columns = [rows.data.column(targets) for rows in parts]
-    if holds_texts(feature):
-        columns = [compute.list_flatten(column) for column in columns]
-    names = {name for column in columns for name in compute.unique(column).to_pylist()}
-    refuse_if(None in names, "targets", targets, "some rows have no value; fill them in, or leave the rows out")
-    if classes is None:
-        return sorted(names)
-    if unknown := sorted(names - {*classes}):
-        raise wrong_argument("classes", list(classes), f"the column {targets!r} also has {unknown[0]!r}; add it")
-    return [*classes]
+    flat = [compute.list_flatten(column) for column in columns] if holds_texts(feature) else columns
+    names = [{*compute.unique(column).to_pylist()} for column in flat]
+    all_names = set().union(*names)
+    refuse_if(None in all_names, "targets", targets, "some rows have no value; fill them in, or leave the rows out")
+    known = sorted(set().union(*names[:sources])) if classes is None else [*classes]
+    for unknown in sorted(all_names - {*known})[:1]:
+        part = next(number for number, present in enumerate(names) if unknown in present)
+        row = compute.index(flat[part], unknown).as_py()
+        row = compute.list_parent_indices(columns[part])[row].as_py() if holds_texts(feature) else row
+        raise unknown_class(parts[part], row, targets, unknown, classes, known)
+    return known
+
+
+def unknown_class(
+    rows: Any, row: int, column: Any, name: str, classes: Sequence[str] | None, known: Sequence[str]
+) -> Exception:
+    """Return an exception for a class name that is not among the known ones: `classes`, or those of the training rows.
+
+    Args:
+        rows: the rows that have the name.
+        row: number of the row.
+        column: the column of targets, or several.
+        name: the name.
+        classes: the argument of the user.
+        known: the known names.
+    """
+    known_names = f"{', '.join(map(repr, known[:FEW]))}{', ...' if len(known) > FEW else ''}"
+    only = f", but the rows to train on only have {known_names}" if classes is None else ""
+    remedy = "correct the row, or give all names" if classes is None else "add it, or correct the row"
+    given = None if classes is None else [*classes]
+    return wrong_argument("classes", given, f"{row_of(rows, row)} has {name!r} in column {column!r}{only}; {remedy}")
+
+
+def row_of(rows: Any, row: int) -> str:
+    """Return a phrase for a row: its number, and the split if it is known."""
+    split = getattr(rows, "split", None)
+    return f"row {row} of {'its split' if split is None else f'split {str(split)!r}'}"
 
 
 def names_of(feature: Any, classes: Sequence[str] | None) -> list[str] | None:

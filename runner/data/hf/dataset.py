@@ -65,7 +65,8 @@ class HFDataset(SplitArguments):
         text: a column of texts, for language modeling.
         inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, depending on `task`.
             Several targets are columns of 0 and 1, one for each class; see `with_truth_values`.
-        classes: class names in order, if targets are names, including any found only in other data; None: sorted names.
+        classes: class names in order, if targets are names, including any found only in other data; None: the
+            sorted names in the rows of `split`.
         tokenizer: tokenizer for texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None: bytes.
         pack_documents: whether rows of `text` stay whole, with a tokenizer; see `PackedWindows`.
         task: task of the model, for texts with a tokenizer; None is 'sequence_classification'.
@@ -273,17 +274,20 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
     return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0]), is_multi_label
 
 
-def _with_classes(rows: Sequence[Any], columns: _Columns) -> tuple[Sequence[Any], _Columns, list[str] | None]:
+def _with_classes(
+    rows: Sequence[Any], columns: _Columns, sources: int = 1
+) -> tuple[Sequence[Any], _Columns, list[str] | None]:
     """Return the rows of each split, their columns, and the class names in order; None if the targets are not names.
 
-    Multi-label targets become a column of truth values.
+    Multi-label targets become a column of truth values. For `sources` see `class_names`.
     """
     if columns.task not in NAMED or columns.targets is None:
         return rows, columns, None
-    multi_label = with_truth_values(rows, columns.targets, columns.classes) if columns.task == TASKS[0] else None
+    targets, classes = columns.targets, columns.classes
+    multi_label = with_truth_values(rows, targets, classes, sources) if columns.task == TASKS[0] else None
     if multi_label is not None:
         return multi_label[0], columns._replace(targets=COLUMN), multi_label[1]
-    return rows, columns, class_names(rows, str(columns.targets), columns.classes)
+    return rows, columns, class_names(rows, str(targets), classes, sources)
 
 
 def _is_text_data(features: Mapping[str, Any], columns: _Columns) -> bool:
@@ -297,7 +301,8 @@ def _is_text_data(features: Mapping[str, Any], columns: _Columns) -> bool:
 def _make_datasets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
     """Return a data set of the samples of each part."""
     is_text_data = _is_text_data(parts[0].rows.features, columns)
-    rows, columns, names = _with_classes([part.rows for part in parts], columns)
+    drawn = sum(part.numbers is not None for part in parts)  # 2: rows to train and to evaluate on, of one split
+    rows, columns, names = _with_classes([part.rows for part in parts], columns, drawn or 1)
     if names is not None and get_global_rank() == 0:
         log.info("classes: %s", ", ".join(f"{number}={name}" for number, name in enumerate(names)))
     targets = {} if columns.targets is None else {"targets": str(columns.targets)}  # new rows have none

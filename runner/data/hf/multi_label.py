@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from runner.data.hf.columns import holds_texts, holds_whole_numbers, is_text
+from runner.data.hf.columns import holds_texts, holds_whole_numbers, is_text, unknown_class
 from runner.failures.checks import refuse_if
 from runner.libraries.hugging_face import import_hf
 
@@ -15,7 +15,7 @@ COLUMN = "truth value of each class"
 
 
 def with_truth_values(
-    parts: Sequence[Any], targets: str | Sequence[str], classes: Sequence[str] | None
+    parts: Sequence[Any], targets: str | Sequence[str], classes: Sequence[str] | None, sources: int = 1
 ) -> tuple[list[Any], list[str] | None] | None:
     """Return the rows of each split with `COLUMN`, and the class names if there are any; None for other targets.
 
@@ -26,6 +26,7 @@ def with_truth_values(
         parts: the rows of each split, as `datasets.Dataset`.
         targets: the column of the targets, or several.
         classes: class names in order; None: the names of the columns, or the sorted names in the lists.
+        sources: see `class_names`.
 
     Raises:
         ValueError: a column does not exist, a row differs in its form from others, or `classes` do not fit.
@@ -46,8 +47,13 @@ def with_truth_values(
         classes = columns if classes is None else classes
     rows_of_all = [row for values in lists for row in values]
     if any(isinstance(value, str) for row in rows_of_all for value in row):
-        names = sorted({name for row in rows_of_all for name in row}) if classes is None else [*classes]
-        lists = [[_truth_values(row, names, targets) for row in values] for values in lists]
+        first_lists = [row for values in lists[:sources] for row in values]
+        names = sorted({name for row in first_lists for name in row}) if classes is None else [*classes]
+        for rows, values in zip(parts, lists, strict=True):
+            for number, row in enumerate(values):
+                for name in {*row} - {*names}:
+                    raise unknown_class(rows, number, targets, name, classes, names)
+        lists = [[[name in row for name in names] for row in values] for values in lists]
         classes = names
     elif any(value not in (0, 1) for row in rows_of_all for value in row):
         refuse_if(not isinstance(targets, str), "targets", columns, "each column must hold 0 and 1, or true and false")
@@ -79,9 +85,3 @@ def _lists(cells: Sequence[Any], column: str) -> list[list[Any]]:
         refuse_if(not isinstance(value, list), "targets", column, reason)
         lists.append(value)
     return lists
-
-
-def _truth_values(row: Sequence[Any], names: Sequence[str], targets: Any) -> list[bool]:
-    unknown = [name for name in row if name not in names]
-    refuse_if(bool(unknown), "classes", [*names], f"the column {targets!r} also has {unknown[:1]}; add it")
-    return [name in row for name in names]

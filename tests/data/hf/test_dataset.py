@@ -196,6 +196,37 @@ def test_folders_of_images_are_classes(saved: Path, tmp_path: Path):
         assert labels.tolist() == [0, 1] and images[1].min() > 0 > images[0].max()
 
 
+@pytest.fixture
+def tables(rows: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Write two csv files: row 2 of the second has a class of its own in each form, and -100 in `n`."""
+    content = "x,name,names,n\n0,cat,\"['cat']\",0\n1,dog,\"['dog', 'cat']\",1\n"
+    (tmp_path / "train.csv").write_text(content)
+    (tmp_path / "eval.csv").write_text(f"{content}2,cow,\"['cow']\",-100\n")
+    return {"name": "csv", "data_files": {"train": "train.csv", "validation": "eval.csv"}, "inputs": "x"}
+
+
+@pytest.mark.parametrize("targets", ["name", "names"])
+def test_a_class_that_only_rows_to_evaluate_have_is_refused(tables: dict[str, Any], targets: str):
+    where = f"row 2 of split 'validation' has 'cow' in column '{targets}'"
+    for function in (load, fake) if targets == "name" else (load,):
+        with pytest.raises(ValueError) as raised:
+            function(**tables, targets=targets)
+        only = "but the rows to train on only have 'cat', 'dog'; correct the row, or give all names"
+        assert str(raised.value) == f"classes=None: {where}, {only}"
+    with pytest.raises(ValueError) as raised:
+        load(**tables, targets=targets, classes=["dog", "cat"])
+    assert str(raised.value) == f"classes=['dog', 'cat']: {where}; add it, or correct the row"
+    train, _ = load(**tables, targets=targets, classes=["dog", "cat", "cow"])
+    assert train.dataset.classes == ["dog", "cat", "cow"]
+
+
+@pytest.mark.parametrize("targets", ["name", "names"])
+def test_rows_drawn_for_evaluation_may_have_classes_of_their_own(tables: dict[str, Any], targets: str):
+    for seed in range(6):
+        train, _ = load(**tables | {"data_files": "eval.csv"}, targets=targets, eval_split=None, seed=seed)
+        assert train.dataset.classes == ["cat", "cow", "dog"]
+
+
 def test_new_images_are_normalized(tmp_path: Path):
     from PIL import Image
 

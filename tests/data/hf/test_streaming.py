@@ -253,7 +253,7 @@ def test_memory_does_not_grow_with_the_data_and_nothing_is_copied(rows: dict[str
         ({"split": "train[:10%]"}, "split='train[:10%]': Bad split"),
         ({"eval_split": "test"}, "eval_split='test': Bad split: test. Available splits: ['train', 'validation']"),
         ({"targets": "name"}, "classes=None: a stream does not know the names in advance"),
-        ({"targets": "name", "classes": ["a"]}, "classes=['a']: the column 'name' also has 'b'"),
+        ({"targets": "name", "classes": ["a"]}, "classes=['a']: row 1 of its split has 'b' in column 'name'"),
         ({"targets": ["y", "n"]}, "targets=['y', 'n']: must be one column"),
         ({"targets": "missing"}, "targets='missing': no such column"),
         ({"shuffle_buffer": -1}, "shuffle_buffer=-1: must be a number of rows, at least 0"),
@@ -287,7 +287,7 @@ def test_rows_are_checked_as_they_are_read(rows: dict[str, Any], tokenizer: str)
     for column, value, message in (
         ("x", None, "inputs='x': row 107 of its split has no value"),
         ("text", None, "inputs='text': row 107 of its split has no value"),
-        ("name", "c", "classes=['a', 'b']: the column 'name' also has 'c'; add it"),
+        ("name", "c", "classes=['a', 'b']: row 107 of its split has 'c' in column 'name'; add it"),
     ):
         wrong = json.dumps({**json.loads(lines[0]), column: value})
         Path("train-0.jsonl").write_text("\n".join([*lines[:107], wrong, *lines[107:]]) + "\n")

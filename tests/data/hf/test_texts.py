@@ -104,7 +104,10 @@ def test_all_ranks_number_classes_alike(pairs: dict[str, Any], monkeypatch: pyte
         ({"inputs": ["first", "number"]}, "two columns must both hold texts, but 'number' holds"),
         ({"inputs": ["first", "second", "label"]}, "must be one column, or two columns of texts"),
         ({"inputs": ["first", "x"]}, "inputs='x': no such column; the columns are first, second, label, number"),
-        ({"inputs": "first", "classes": ["a", "b"]}, "classes=['a', 'b']: the column 'label' also has 'c'; add it"),
+        (
+            {"inputs": "first", "classes": ["a", "b"]},
+            "classes=['a', 'b']: row 2 of split 'train' has 'c' in column 'label'; add it, or correct the row",
+        ),
         ({"inputs": "first", "targets": "number", "classes": ["a"]}, "classes=['a']: is for targets that are texts"),
         ({"inputs": "first", "targets": "gone"}, "targets='gone': no such column"),
     ],

@@ -86,7 +86,7 @@ def test_check_shows_the_batch_and_refuses_missing_classes(run_here, bert: Path,
     ended = run_here("check", *command(bert), code=0)
     assert "input_ids int64 (4, 128), token_type_ids int64 (4, 128)" in " ".join(ended.out.split())
     refused = run_here("check", *command(bert, "model.module.num_labels=1", "data.classes=[negative]"), code=2)
-    assert "data.classes=['negative']: the column 'verdict' also has 'positive'" in refused.err
+    assert "of split 'train' has 'positive' in column 'verdict'; add it" in refused.err
 
 
 TASKS = ["sequence_classification", "token_classification", "masked_lm", "causal_lm"]

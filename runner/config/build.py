@@ -180,13 +180,13 @@ def make_model_and_data(
     if needs_data(experiment):
         torch.manual_seed(experiment.seed)
         data = make_data(experiment)
-        experiment = with_classes(experiment, data[0])
+        experiment = with_classes(experiment, *data)
     model = make_model(experiment)
     if try_out is not None:
         try_out(model)
     if data is None:
         data = make_data(experiment)
-        experiment = with_classes(experiment, data[0])
+        experiment = with_classes(experiment, *data)
         if isinstance(names := experiment.model.get("classes"), list) and hasattr(model, "name_classes"):
             model.name_classes(names)
     return experiment, model, data

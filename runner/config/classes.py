@@ -33,10 +33,16 @@ def needs_data(experiment: Experiment) -> bool:
     return plain.get("class_weights") == BALANCED or None in _numbers_in(plain)
 
 
-def with_classes(experiment: Experiment, train: Any) -> Experiment:
+def with_classes(experiment: Experiment, train: Any, evaluation: Any = None) -> Experiment:
     """Return an experiment whose model has the number, names and weights of the classes of its training data.
 
+    Args:
+        experiment: the experiment.
+        train: the training data.
+        evaluation: the evaluation data, whose labels are checked too, in any form that the Trainer takes.
+
     Raises:
+        ValueError: a label is not a number of one of the classes.
         WrongKey: the data does not say what the model needs, or samples have several classes and the model expects one.
     """
     from runner.data.classes import labels_of, names_of_classes
@@ -50,6 +56,7 @@ def with_classes(experiment: Experiment, train: Any) -> Experiment:
         number = len(names)
     elif number is None and labels is not None:
         number = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
+    _check_labels(experiment, number, train, evaluation)
     if number is None and "num_classes" in plain:
         raise WrongKey("model.num_classes", "the data does not say how many classes it has; give a number", "None")
     weights = _balance(train, labels, number) if plain.get("class_weights") == BALANCED else None
@@ -102,6 +109,22 @@ def _check_multi_label(plain: Mapping[str, Any], train: Any, labels: Any) -> Non
     elif plain.get("multi_label") and labels is not None:
         reason = "in this data, a sample has one class; give model.multi_label=false"
         raise WrongKey("model.multi_label", reason, "True")
+
+
+def _check_labels(experiment: Experiment, number: int | None, train: Any, evaluation: Any) -> None:
+    """Check the labels of data sets with `check_labels(number)`, unless a loss of the user's may take others."""
+    from runner.data.classes import holder_of
+    from runner.training.evaluator import ensure_evaluators
+
+    plain = experiment.model.plain
+    numbers = _numbers_in(plain)
+    is_classifier = bool(numbers) and number != 1 and not plain.get("multi_label") and plain.get("loss_fn") is None
+    if is_classifier:
+        for loader in (train, *(part.dataloader for part in ensure_evaluators(evaluation))):
+            holder = holder_of(loader, "check_labels")
+            if holder is not None:
+                with experiment.data.named():
+                    holder.check_labels(number)
 
 
 def _balance(train: Any, labels: Any, number: int | None) -> list[float]:

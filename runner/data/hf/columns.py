@@ -86,6 +86,31 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         new.rows = undecoded(rows)
         return new
 
+    def check_labels(self, number: int | None) -> None:
+        """Check that whole numbers among the targets are class numbers below `number`, or at least 0 if it is None.
+
+        The rows of a stream are not checked.
+
+        Raises:
+            ValueError: a target is no class number, such as -100, which torch's losses ignore but accuracies count.
+        """
+        column = self.columns.get("targets")
+        if (
+            column is None
+            or isinstance(self.rows, Mapping)
+            or getattr(self._features[column], "dtype", "") not in WHOLE[1:]
+        ):
+            return
+        compute = import_hf("pyarrow.compute")
+        values = self.rows.data.column(column)
+        wrong = compute.less(values, 0)
+        if number is not None:
+            wrong = compute.or_(wrong, compute.greater_equal(values, number))
+        if (row := compute.index(wrong, True).as_py()) >= 0:
+            allowed = "at least 0" if number is None else f"from 0 to {number - 1}, as the model has {number} classes"
+            reason = f"{row_of(self.rows, row)} has {values[row]}, but class numbers must be {allowed}"
+            raise wrong_argument("targets", column, f"{reason}; correct the row, or leave it out")
+
     @property
     def targets(self) -> Tensor:
         """The targets of all rows, `(rows, ...)`, read without the other columns."""

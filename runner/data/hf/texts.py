@@ -68,6 +68,11 @@ class Texts(Dataset[dict[str, Tensor]]):
         if self._labels is not None:
             self._labels.read_from(rows)
 
+    def check_labels(self, number: int | None) -> None:
+        """Check class numbers, as `Columns.check_labels` does."""
+        if self._labels is not None:
+            self._labels.check_labels(number)
+
     def new_rows(self, path: Path) -> Texts:
         """Return the rows of a file, without targets; the attribute `ids` has their ids."""
         if self._encode.task not in NAMED:

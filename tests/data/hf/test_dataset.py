@@ -227,6 +227,18 @@ def test_rows_drawn_for_evaluation_may_have_classes_of_their_own(tables: dict[st
         assert train.dataset.classes == ["cat", "cow", "dog"]
 
 
+def test_a_label_that_is_no_class_number_is_refused(tables: dict[str, Any]):
+    train, evaluation = load(**tables, targets="n")
+    train.dataset.check_labels(2)
+    for dataset, number, label, allowed in (
+        (evaluation.dataset, 2, "row 2 of split 'validation' has -100", "from 0 to 1, as the model has 2 classes"),
+        (evaluation.dataset, None, "row 2 of split 'validation' has -100", "at least 0"),
+        (train.dataset, 1, "row 1 of split 'train' has 1", "from 0 to 0, as the model has 1 classes"),
+    ):
+        with pytest.raises(ValueError, match=f"targets='n': {label}, but class numbers must be {allowed}; correct"):
+            dataset.check_labels(number)
+
+
 def test_new_images_are_normalized(tmp_path: Path):
     from PIL import Image
 

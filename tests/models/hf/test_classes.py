@@ -180,3 +180,15 @@ def test_wrong_targets_are_refused(run_here: Any, bert: Path, files: Path, conte
     argument = f"data.targets={targets}".replace("'", "").replace(" ", "")
     ended = run_here(*command(bert, "wrong.csv", argument, "model.multi_label=true"), code=2)
     assert message in " ".join(ended.err.split())
+
+
+def test_a_label_that_is_no_class_is_refused_at_the_start_but_a_number_is_not(run_here: Any, bert: Path, files: Path):
+    (files / "train.csv").write_text("text,y\na,0\nb,2\n")
+    options = ["data.eval_split=validation", "data.targets=y"]
+    arguments = command(bert, "{train:train.csv,validation:eval.csv}", *options)
+    for label, number in ((-100, 3), (3, "null")):
+        (files / "eval.csv").write_text(f"text,y\na,0\nb,{label}\n")
+        ended = run_here(*arguments, f"model.module.num_labels={number}", code=2)
+        expected = f"data.targets='y': row 1 of split 'validation' has {label}, but class numbers must be from 0 to 2"
+        assert f"error: {expected}" in ended.err
+    run_here(*arguments, "model.module.num_labels=1", code=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,22 @@ def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
         )
 
 
+def no_such_column(rows: Any) -> str:
+    """Return the reason to refuse a column that does not exist."""
+    return f"no such column; the columns are {', '.join(map(printable, rows.features))}{_about_folders(rows)}"
+
+
+def _about_folders(rows: Any) -> str:
+    """Return when `datasets` labels a folder of images, and the files that it found; '' for other data."""
+    if rows.info.builder_name != "imagefolder" or not len(rows) or not _is_image(rows.features.get("image")):
+        return ""
+    paths = [path for path in rows.data.column("image").combine_chunks().field("path").to_pylist() if path]
+    by_depth = {path.count(os.sep): printable(path) for path in reversed(paths)}
+    found = " and ".join(by_depth[depth] for depth in sorted(by_depth)[:FEW])
+    layout = "all lie in <split>/<class>, equally deep, with 2 classes or more and no metadata file"
+    return f"; images have labels only if {layout}, but there is {found}"
+
+
 def fake_batches(
     features: Mapping[str, Any],
     columns: Mapping[str, str],
@@ -374,5 +391,7 @@ def _check_values(rows: Any, key: str, column: str) -> None:
             raise wrong_argument(
                 key, column, f"its lists have {ends['min']} to {ends['max']} entries; must be equal in a batch"
             )
+    if hasattr(feature, "num_classes") and values.null_count == len(values):
+        raise wrong_argument(key, column, f"no row has a label{_about_folders(rows)}")
     if hasattr(feature, "num_classes") and (compute.min(values).as_py() or 0) < 0:
         raise wrong_argument(key, column, "some rows have no label (-1); choose another split")

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from runner.data.hf.columns import holds_texts, holds_whole_numbers, is_text, unknown_class
+from runner.data.hf.columns import holds_texts, holds_whole_numbers, is_text, no_such_column, unknown_class
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 COLUMN = "truth value of each class"
@@ -33,8 +34,8 @@ def with_truth_values(
     """
     columns = [targets] if isinstance(targets, str) else [*targets]
     for column in columns:
-        known = ", ".join(parts[0].features)
-        refuse_if(column not in parts[0].features, "targets", column, f"no such column; the columns are {known}")
+        if column not in parts[0].features:
+            raise wrong_argument("targets", column, no_such_column(parts[0]))
     if isinstance(targets, str):
         feature = parts[0].features[targets]
         texts = (value for rows in parts for value in rows[targets]) if is_text(feature) else ()

@@ -196,6 +196,28 @@ def test_folders_of_images_are_classes(saved: Path, tmp_path: Path):
         assert labels.tolist() == [0, 1] and images[1].min() > 0 > images[0].max()
 
 
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        (["b/1.png", "a/a/1.png"], "no such column; the columns are image"),
+        (["1.png", "2.png"], "no row has a label"),
+    ],
+)
+def test_a_folder_of_images_without_labels_is_refused_with_files_found(
+    saved: Path, tmp_path: Path, files: list[str], fault: str
+):
+    from PIL import Image
+
+    for split in ("train", "validation"):
+        for file in files:
+            (tmp_path / "images" / split / file).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4)).save(tmp_path / "images" / split / file)
+    with pytest.raises(ValueError) as raised:
+        load(name="imagefolder", data_dir="images", inputs="image", targets="label")
+    assert str(raised.value).startswith(f"targets='label': {fault}; images have labels only if all lie in <split>/<cla")
+    assert f"but there is {tmp_path / 'images' / 'train' / files[0]}" in str(raised.value)
+
+
 @pytest.fixture
 def tables(rows: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Write two csv files: row 2 of the second has a class of its own in each form, and -100 in `n`."""

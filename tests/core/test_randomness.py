@@ -199,7 +199,8 @@ def test_an_algorithm_that_draws_from_global_generators_resumes_exactly(tmp_path
 
     drawn, weights = train("10ba")
     before, _ = train(f"{batch}ba")
-    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    for seed_generator in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed_generator(1)
     after, resumed = train("10ba", resume=tmp_path / f"{batch}ba")
     assert before + after == drawn
     assert len({value for _, _, value in drawn}) == len(drawn) == 3 * 10 + 2

@@ -156,7 +156,7 @@ def test_each_place_of_a_hook_has_a_reason():
     assert why(explained, Event.INIT, "mlflow_logger")[0] == "destinations come first, so that all can log"
     reasons = ["algorithms come last", "before label_smoothing, by LabelSmoothing.runs_after"]
     assert why(explained, Event.INIT, "mixup") == reasons
-    assert why(explained, Event.PREDICT_BATCH_END, "all") == []  # the only hook
+    assert why(explained, Event.PREDICT_AFTER_FORWARD, "all") == []  # the only hook
 
 
 def test_each_hook_is_described_by_the_docstring_of_its_class_or_method():

@@ -197,7 +197,7 @@ def test_a_wrong_experiment_is_refused_without_a_folder(tmp_path: Path, run_app:
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path, run_here: Any):
     (tmp_path / "proof").mkdir()
     (tmp_path / "proof" / "mine").write_text("kept")
-    assert "holds something" in run_here(*SMALL, code=2).err
+    assert "is not empty" in run_here(*SMALL, code=2).err
     assert (tmp_path / "proof" / "mine").read_text() == "kept"
 
 

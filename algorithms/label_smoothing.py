@@ -74,7 +74,7 @@ class LabelSmoothing(Algorithm):
         model = state.unwrapped_model
         reason = "the model's loss smooths labels too (label_smoothing); leave one of the two out"
         refuse_if(smoothing_of(getattr(model, "loss_fn", None)) > 0, "smoothing", self.smoothing, reason)
-        reason = "a sample has any number of classes; give model.label_smoothing instead of the algorithm"
+        reason = "a sample of this model may have several classes; give model.label_smoothing instead of the algorithm"
         refuse_if(getattr(model, "multi_label", False), "smoothing", self.smoothing, reason)
         self._loss_fn = find_cross_entropy(model, self.target_key, self.class_dim)
         if self.class_dim is None:

@@ -259,8 +259,8 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
     if changes and timestamp.batch_in_epoch > 0:
         raise ValueError(
             f"checkpoint {str(path)!r} was saved mid-epoch, after {timestamp.sample_in_epoch} samples, and the "
-            f"order of batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that "
-            "change, or resume from the end of an epoch"
+            f"order of batches has changed: {', '.join(changes)}; continuing would repeat or skip samples. Undo that "
+            f"change, or begin after batch {timestamp.batch - timestamp.batch_in_epoch}, at the start of that epoch"
         )
     if (samples := order.get("num_samples")) != before.get("num_samples", samples) and get_global_rank() == 0:
         log.warning("the training data has changed: %s -> %s samples", before["num_samples"], samples)

@@ -1,6 +1,6 @@
 """`runner export RUN FILE`: writes the weights of a run to one file, whether its checkpoints are sharded or not.
 
-For a model of transformers, FILE may be a folder: `from_pretrained` loads it. `--form adapter` writes adapters alone.
+For a transformers model, FILE may be a folder: `from_pretrained` loads it. `--form adapter` writes adapters alone.
 
 These are the weights that evaluations measured, under their names in the network. If the model
 wraps a network, as `ClassificationModel` does, the names have no prefix for the wrapper:

@@ -136,10 +136,9 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
         if name in TAKE_VALUES - {"--info", "-i"} and (not value or value.startswith("-")):
             raise WrongKey(name, f"needs a value: {_VALUES.get(name, '--hydra-help explains it')}")
-        if key_of(argument) in FOLDERS and equals and (given := unquoted(value)) in ("", "null"):
-            raise WrongKey(
-                key_of(argument), "must be a folder; without this key, a new one is made in outputs/", repr(given)
-            )
+        if key_of(argument) in FOLDERS and equals and (folder := unquoted(value)) in ("", "null"):
+            reason = "must be a folder; without this key, a new one is made in outputs/"
+            raise WrongKey(key_of(argument), reason, repr(folder))
         if name in ("--cfg", "-c") and value not in ("job", "hydra", "all"):
             raise WrongKey(name, f"must be {_VALUES[name]}", repr(value))
 

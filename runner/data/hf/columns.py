@@ -234,8 +234,8 @@ def unknown_class(
     known_names = f"{', '.join(map(repr, known[:FEW]))}{', ...' if len(known) > FEW else ''}"
     only = f", but the rows to train on only have {known_names}" if classes is None else ""
     remedy = "correct the row, or give all names" if classes is None else "add it, or correct the row"
-    given = None if classes is None else [*classes]
-    return wrong_argument("classes", given, f"{row_of(rows, row)} has {name!r} in column {column!r}{only}; {remedy}")
+    value = None if classes is None else [*classes]
+    return wrong_argument("classes", value, f"{row_of(rows, row)} has {name!r} in column {column!r}{only}; {remedy}")
 
 
 def row_of(rows: Any, row: int) -> str:
@@ -304,9 +304,9 @@ def _about_folders(rows: Any) -> str:
         return ""
     paths = [path for path in rows.data.column("image").combine_chunks().field("path").to_pylist() if path]
     by_depth = {path.count(os.sep): printable(path) for path in reversed(paths)}
-    found = " and ".join(by_depth[depth] for depth in sorted(by_depth)[:FEW])
+    examples = " and ".join(by_depth[depth] for depth in sorted(by_depth)[:FEW])
     layout = "all lie in <split>/<class>, equally deep, with 2 classes or more and no metadata file"
-    return f"; images have labels only if {layout}, but there is {found}"
+    return f"; images have labels only if {layout}, but there is {examples}"
 
 
 def fake_batches(

@@ -21,4 +21,5 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} does not answer"
     if isinstance(error, Deleted):
         return str(error)
-    return f"{type(error).__name__}: {' '.join(without_credentials_of(tracking_uri, str(error)).split())[:500]}"
+    text = str(error).partition("[SQL:")[0]  # sqlalchemy appends the whole statement
+    return f"{type(error).__name__}: {' '.join(without_credentials_of(tracking_uri, text).split())[:500]}"

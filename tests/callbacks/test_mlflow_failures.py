@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from limited_files import limited_files
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import wait_until
@@ -24,6 +25,12 @@ from runner.callbacks._mlflow.spool import Spool, read_entries
 from runner.callbacks._mlflow.target import make_target
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.files.lock import lock_file
+from runner.libraries.mlflow_failures import explain
+
+
+def test_an_error_of_the_database_is_told_without_its_statement():
+    error = sqlalchemy.exc.OperationalError("CREATE TABLE runs (many columns)", {}, OSError("disk is full"))
+    assert explain(error, "sqlite:///mlflow.db") == "OperationalError: (builtins.OSError) disk is full"
 
 
 def kill_writer() -> None:

@@ -107,7 +107,10 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
         manifests = (file for up in ("", "[!.]*/") for file in path.glob(f"{up}{names}/{MANIFEST}"))
         checkpoints = {Path(os.path.realpath(file)).parent for file in manifests}
         for checkpoint in sorted(checkpoints, key=saved_at, reverse=True):
-            facts = tuple((file, file.lstat().st_size, file.lstat().st_mtime_ns) for file in checkpoint.iterdir())
+            try:
+                facts = tuple((file, file.lstat().st_size, file.lstat().st_mtime_ns) for file in checkpoint.iterdir())
+            except FileNotFoundError:  # a run that still trains has removed it meanwhile
+                continue
             if _report(checkpoint, check(checkpoint)) if check is not None else _is_usable(checkpoint, facts):
                 return checkpoint
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")

@@ -348,6 +348,18 @@ def test_the_newest_complete_checkpoint_of_a_run_is_found(checkpoint: Path, capl
     assert "ep3 is not used: the size of model.pt differs" in caplog.text
 
 
+def test_a_checkpoint_that_is_removed_during_the_search_is_passed_over(tmp_path: Path, monkeypatch: Any):
+    for number in (1, 2):
+        write_checkpoint(snapshot(value=number), tmp_path / f"ba{number}")
+
+    def saved_at(path: Path) -> int:  # the run that trains removes the newest, and has not written the next
+        shutil.rmtree(tmp_path / "ba2", ignore_errors=True)
+        return int(path.name.removeprefix("ba"))
+
+    monkeypatch.setattr("runner.checkpoints.files.saved_at", saved_at)
+    assert find_checkpoint(tmp_path).name == "ba1"
+
+
 def test_a_folder_without_a_complete_checkpoint_is_an_error(tmp_path: Path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(FileNotFoundError, match="no complete checkpoint there"):

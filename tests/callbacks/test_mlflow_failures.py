@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy
+import sqlalchemy.exc
 from limited_files import limited_files
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import wait_until

@@ -270,7 +270,7 @@ def test_a_slow_server_does_not_slow_training_and_gets_everything(store: Store, 
         alone = seconds(InMemoryLogger())
         with_server = seconds(MLflowLogger(proxy.uri, store.experiment))  # closing waits until everything is sent
         assert proxy.calls["slow"] > 5
-    assert with_server < 10 * alone + 10  # each call takes half a second: 1,000 s if batches waited for theirs
+    assert with_server < 3 * alone + 0.5, f"{batches / alone:.0f} batches/s alone, {batches / with_server:.0f} with it"
     assert store.statuses() == ["FINISHED"]
     assert store.points() == logged(tmp_path / "run") and store.points()["loss/train/total", batches] == 1
 

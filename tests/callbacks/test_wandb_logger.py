@@ -215,7 +215,7 @@ print(time.perf_counter() - began)
         finished = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     fitting, closing = map(float, finished.stdout.split())
-    assert fitting < 60 and 4.9 < closing < 60  # wandb would wait 90 s for the server, and then go on for hours
+    assert fitting < 5 and 4.9 < closing < 20
     assert finished.stderr.count("wandb is not done after 5 s: training is not affected") == 1
 
 

@@ -259,7 +259,7 @@ def uneven_microbatches() -> None:
 
 
 def test_ranks_with_different_numbers_of_microbatches_do_not_deadlock(run_ranks):
-    run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"))
+    run_ranks(program_of("distributed/test_sharding", "uneven_microbatches"), timeout=60)
 
 
 def train_with_callbacks() -> None:

@@ -72,6 +72,13 @@ class Engine:
         """Return the hooks that act at an event, in the order in which they run."""
         return [_owner(handler) for handler in self._table[Event(event)]]
 
+    def check_open(self) -> None:
+        """Raise RuntimeError if the engine is closed."""
+        if self._closed:
+            raise RuntimeError(
+                "this Trainer is closed, by close(), a `with` block that is over, or an error; make a new one"
+            )
+
     def close(self) -> None:
         """Close callbacks, then algorithms, then destinations: all of them, each once, even if some fail.
 

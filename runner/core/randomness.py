@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
 import torch
+
+from runner.libraries.typed import restored_torch_generators
 
 _MASK = (1 << 64) - 1
 
@@ -83,3 +86,15 @@ class HookStream(ForwardStream):
         random.seed(seed)
         numpy.random.seed(seed)
         return seed
+
+
+@contextmanager
+def restored_generators(device: torch.device) -> Generator[None]:
+    """Restore the global generators after a `with` statement: Python's, numpy's, and torch's on CPU and device."""
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    try:
+        with restored_torch_generators([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from numbers import Real
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from runner.failures.errors import WrongType, wrong_argument
 from runner.timing.time import Interval, Time, TimeUnit
@@ -126,11 +126,6 @@ def refusing_unknown(about: str) -> Callable[[F], F]:
         return checked
 
     return decorate
-
-
-def refuse_closed(*_: Any, **__: Any) -> NoReturn:
-    """Stand in for the methods of a closed Trainer."""
-    raise RuntimeError("this Trainer is closed, by close(), a `with` block that is over, or an error; make a new one")
 
 
 def check_flag(name: str, value: Any, none: str) -> None:

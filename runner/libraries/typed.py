@@ -15,7 +15,7 @@ def to_list(vector: Tensor) -> list[float]:
     return vector.tolist()
 
 
-def restored_generators(devices: Sequence[torch.device]) -> AbstractContextManager[None]:
+def restored_torch_generators(devices: Sequence[torch.device]) -> AbstractContextManager[None]:
     """Restore torch's generators on the CPU and on CUDA devices after the body of a `with` statement."""
     return torch.random.fork_rng(devices)
 

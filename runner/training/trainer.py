@@ -17,6 +17,7 @@ from runner.core.engine import Engine
 from runner.core.hooks import Algorithm, Callback
 from runner.core.logger import Logger
 from runner.core.ordering import name_hooks
+from runner.core.randomness import restored_generators
 from runner.data.generator_seeding import warn_of_unseeded
 from runner.data.worker_context import use_fork_server
 from runner.device.numerics import set_numerics
@@ -24,9 +25,8 @@ from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
 from runner.distributed.sharding import Layout
 from runner.distributed.signals import Interrupt
-from runner.failures.checks import check_session, check_subset, name_of_loader, refuse_closed, refusing_unknown
+from runner.failures.checks import check_session, check_subset, name_of_loader, refusing_unknown
 from runner.files.values import LocalPath
-from runner.libraries.typed import restored_generators
 from runner.models.model import Model, own_forward_methods
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.optim.steps import Steps, make_steps
@@ -192,6 +192,7 @@ class Trainer:
         Raises:
             ValueError: training cannot start, see `check_trainable`.
         """
+        self.engine.check_open()
         state = self.state
         if reset_time:
             state.restart_time()
@@ -202,8 +203,7 @@ class Trainer:
         state.stop_requested &= may_be_over
         for hook in (*state.algorithms, *state.callbacks, *state.loggers):
             hook.has_trained = True
-        # Signals stay caught until everything is closed: a second signal must not cut off the checkpoint that the first
-        # one requested.
+        # Signals stay caught until all is closed: a second must not cut off the checkpoint that the first requested.
         with self._interrupt.listening(), self._running():
             loop.fit(self.run)
         return FitResult(state, self.warns_of_divergence)
@@ -220,6 +220,7 @@ class Trainer:
         Raises:
             ValueError: there is no evaluation data, neither here nor in the Trainer.
         """
+        self.engine.check_open()
         is_new = eval_dataloader is not None
         evaluators = ensure_evaluators(eval_dataloader, self._interval) if is_new else [*self.state.evaluators]
         if not evaluators:
@@ -240,6 +241,7 @@ class Trainer:
             dataloader: the batches to predict.
             subset_num_batches: the number of batches after which to stop; None: all.
         """
+        self.engine.check_open()
         check_subset("subset_num_batches", subset_num_batches)
         stream = self._open(dataloader, "predict", subset_num_batches)
         with self._running():
@@ -257,6 +259,7 @@ class Trainer:
             FileExistsError: `path` exists and is not a checkpoint.
             OSError: the disk is full or the folder is read-only.
         """
+        self.engine.check_open()
         snapshot.save_checkpoint(self.state, path, weights_only, sharded)
 
     def close(self) -> None:
@@ -264,7 +267,6 @@ class Trainer:
         try:
             self.engine.close()
         finally:
-            vars(self).update(dict.fromkeys(("fit", "eval", "predict", "save_checkpoint"), refuse_closed))
             self._restore_numerics()
             if self._steps is not None:
                 self._steps.close()
@@ -286,9 +288,8 @@ class Trainer:
 
     @contextmanager
     def _running(self) -> Generator[None]:
-        """Close the Trainer if the body fails, and restore torch's CPU and CUDA generators after the body."""
-        cuda = [self.state.device] if self.state.device.type == "cuda" else []
-        with self._closing_on_error(), self.error_context(), restored_generators(cuda):
+        """Close the Trainer if the body fails, and restore the global generators after the body."""
+        with self._closing_on_error(), self.error_context(), restored_generators(self.state.device):
             yield
 
     @contextmanager

@@ -193,7 +193,9 @@ def test_an_algorithm_that_draws_from_global_generators_resumes_exactly(tmp_path
             run_dir=tmp_path / "run",
             device="cpu",
         ) as trainer:
+            states = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
             trainer.fit()
+            assert states == (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist())
             trainer.save_checkpoint(str(tmp_path / length))
         return noise.drawn, trainer.state.unwrapped_model.state_dict()
 

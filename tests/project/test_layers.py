@@ -58,7 +58,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3567  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3585  # no blank lines, comments, docstrings
 # The engine: these rooms without the files that do not train, and these files of other rooms.
 ENGINE_ROOMS = ("core", "training")
 NO_ENGINE = {
